@@ -1,0 +1,1 @@
+"""Talking to a core, in this process or in another."""

@@ -1,0 +1,54 @@
+"""EngineConfig: everything that a user can choose about an engine, each default in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+
+DEVICES = ("auto", "cpu", "cuda", "rocm")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Options of one engine.
+
+    ``model``                   directory, ``.gguf`` file, hub id or catalogue name.
+    ``quantize``                ``METHOD:BITS:GROUP`` to quantize a plain checkpoint first (cached), or None.
+    ``max_model_len``           longest prompt plus output in tokens; None: what the model's config says.
+    ``kv_cache_bytes``          size of the KV pool in bytes; None: ``memory_fraction`` of what is really free.
+    ``max_num_batched_tokens``  token budget of one step.
+    ``max_num_seqs``            rows of the persistent batch: requests computed at once.
+    ``num_threads``             CPU threads for the model; None: the cores this process may use.
+    """
+
+    model: str
+    device: str = "auto"
+    dtype: str = "auto"
+    quantize: str | None = None
+    max_model_len: int | None = None
+    block_size: int = 16
+    kv_cache_bytes: int | None = None
+    memory_fraction: float = 0.9
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 1024
+    enable_prefix_caching: bool = True
+    seed: int = 0
+    num_threads: int | None = None
+    strict_kernels: bool = False
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise ConfigError(f"device is {self.device!r}; it must be one of {', '.join(DEVICES)}")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if self.block_size < 1 or self.block_size & (self.block_size - 1):
+            raise ConfigError(f"block_size is {self.block_size}; it must be a power of two, such as 16")
+        if not 0.0 < self.memory_fraction <= 1.0:
+            raise ConfigError(f"memory_fraction is {self.memory_fraction}; it must lie in (0, 1]")
+        for name in ("max_model_len", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")

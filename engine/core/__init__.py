@@ -1,0 +1,1 @@
+"""The step loop: scheduler, block pool, batch, runner, sampler."""

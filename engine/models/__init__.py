@@ -1,0 +1,1 @@
+"""Model mathematics, driven by the config."""

@@ -1,0 +1,1 @@
+"""Where a model comes from: a directory, a hub, a GGUF file, the demo catalogue."""

@@ -1,0 +1,1 @@
+"""Reading checkpoints tensor by tensor."""

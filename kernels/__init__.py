@@ -1,0 +1,1 @@
+"""Every hot operation: its definition, its candidates and how one is chosen."""

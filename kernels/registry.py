@@ -1,0 +1,100 @@
+"""The registry: for each operation an ordered list of candidates, each of which says in words why it cannot run.
+
+A choice is never silent: ``Registry.select`` returns the chosen candidate together with the better ones that were refused
+and their reasons, and every selection is kept for the kernel report.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UnsupportedError
+from ..platforms.spec import DeviceSpec
+
+
+class Quality(str, enum.Enum):
+    """How an operation is carried out on this device."""
+
+    NATIVE = "native"
+    DEQUANTIZING = "dequantizing"
+    EMULATED = "emulated"
+    REFERENCE = "reference"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One implementation of an operation.
+
+    ``can_run(spec, problem)`` returns None or the reason against it, in words. ``run`` has the signature of the
+    operation's definition in ``reference.py``. ``prepare`` (linear only) turns a canonical weight into what ``run`` wants.
+    """
+
+    op: str
+    name: str
+    quality: Quality
+    can_run: Callable[[DeviceSpec, Any], str | None]
+    run: Callable[..., Any]
+    prepare: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The outcome of one choice: the candidate, and why better ones were refused (name, reason)."""
+
+    problem: Any
+    candidate: Candidate
+    refused: tuple[tuple[str, str], ...] = ()
+
+    def row(self) -> dict[str, str]:
+        """One line of the kernel report."""
+        return {
+            "op": self.candidate.op,
+            "problem": str(self.problem),
+            "kernel": self.candidate.name,
+            "quality": self.candidate.quality.value,
+            "refused": "; ".join(f"{name}: {reason}" for name, reason in self.refused),
+        }
+
+
+@dataclass(slots=True)
+class Registry:
+    """Candidates per operation, best first."""
+
+    _candidates: dict[str, list[Candidate]] = field(default_factory=dict)
+
+    def register(self, candidate: Candidate) -> Candidate:
+        """Append a candidate behind those already registered for its operation; names are unique per operation."""
+        rows = self._candidates.setdefault(candidate.op, [])
+        assert all(row.name != candidate.name for row in rows), f"{candidate.op}/{candidate.name} registered twice"
+        rows.append(candidate)
+        return candidate
+
+    def candidates(self, op: str) -> tuple[Candidate, ...]:
+        """All candidates of an operation, best first."""
+        return tuple(self._candidates.get(op, ()))
+
+    def select(self, op: str, spec: DeviceSpec, problem: Any, *, strict: bool = False) -> Selection:
+        """The first candidate that can run. With ``strict``, refuse anything but a native one (UnsupportedError)."""
+        refused: list[tuple[str, str]] = []
+        for candidate in self.candidates(op):
+            reason = candidate.can_run(spec, problem)
+            if reason is None:
+                if strict and candidate.quality is not Quality.NATIVE:
+                    raise UnsupportedError(_strict_message(op, spec, problem, candidate, refused))
+                return Selection(problem=problem, candidate=candidate, refused=tuple(refused))
+            refused.append((candidate.name, reason))
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused) or "no candidate is registered"
+        raise UnsupportedError(f"no kernel for {op} ({problem}) on {spec.arch}: {reasons}")
+
+
+def _strict_message(
+    op: str, spec: DeviceSpec, problem: Any, candidate: Candidate, refused: list[tuple[str, str]]
+) -> str:
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refused) or "it is the only candidate"
+    return (
+        f"--strict-kernels: {op} ({problem}) would fall back to {candidate.name} ({candidate.quality.value}) "
+        f"on {spec.arch}: {reasons}"
+    )

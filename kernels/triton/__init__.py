@@ -1,0 +1,1 @@
+"""One Triton source per operation for both GPU vendors."""

@@ -1,0 +1,20 @@
+"""Twofold's logger: one line per event, with the number, the limit and the action taken."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from . import env
+
+
+def get_logger(name: str) -> logging.Logger:
+    """The logger of one module; the first call gives the ``twofold`` root its handler."""
+    root = logging.getLogger("twofold")
+    if not root.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S"))
+        root.addHandler(handler)
+        root.setLevel(env.log_level())
+        root.propagate = False
+    return logging.getLogger(name)

@@ -1,0 +1,1 @@
+"""What this machine is: device facts, memory, streams, graphs."""

@@ -1,0 +1,1 @@
+"""Quantized weights: how they lie on disk, what they mean, and how to make them."""

@@ -1,1 +1,60 @@
-"""Formats: read a checkpoint's quantization config and convert its tensors to the canonical layout."""
+"""On-disk formats: read a config, say each layer's scheme, convert to the canonical layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError, UnsupportedError
+from .base import Format, TensorSource
+from .dense import DenseFormat
+from .gptq import GPTQFormat
+
+__all__ = ["DenseFormat", "Format", "GPTQFormat", "TensorSource", "detect_format", "read_quantization"]
+
+SERVED = ("gptq",)
+# Where tools wrote the config before it moved into config.json.
+SIDE_CONFIGS = ("quantize_config.json", "quant_config.json")
+
+
+def detect_format(quantization: Mapping[str, Any] | None) -> Format:
+    """The format that a ``quantization_config`` describes; None means plain weights.
+
+    UnsupportedError names a method that is not served; ConfigError names a wrong value.
+    """
+    if not quantization:
+        return DenseFormat()
+    method = quantization_method(quantization)
+    if method == "gptq":
+        return GPTQFormat(quantization)
+    raise UnsupportedError(
+        f"quantization method {method!r} is not served; there are {', '.join(SERVED)} and plain weights"
+    )
+
+
+def quantization_method(quantization: Mapping[str, Any]) -> str:
+    """``quant_method``, or what the keys of an older config without it say."""
+    method = quantization.get("quant_method") or quantization.get("method")
+    if method:
+        return str(method).lower()
+    has_bits = "bits" in quantization or "w_bit" in quantization
+    if has_bits and ("zero_point" in quantization or "version" in quantization):
+        return "awq"
+    return "gptq" if has_bits else "unknown"
+
+
+def read_quantization(directory: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The quantization config of a model folder: from config.json, else from an older tool's file beside it."""
+    inside = config.get("quantization_config")
+    if inside:
+        return dict(inside)
+    for name in SIDE_CONFIGS:
+        path = directory / name
+        if path.is_file():
+            try:
+                return dict(json.loads(path.read_text(encoding="utf-8")))
+            except (ValueError, TypeError) as error:
+                raise ConfigError(f"{path} is not a JSON object: {error}") from None
+    return None

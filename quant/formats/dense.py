@@ -1,0 +1,37 @@
+"""A checkpoint without quantization."""
+
+from __future__ import annotations
+
+import torch
+
+from ...errors import CheckpointError
+from ..canonical import DenseWeight
+from ..scheme import Dense
+from .base import Format, TensorSource
+
+
+class DenseFormat(Format):
+    """One ``<module>.weight`` [N, K] per linear module."""
+
+    name = "dense"
+
+    def scheme(self, module: str) -> Dense:
+        return Dense()
+
+    def load(self, source: TensorSource, module: str, dtype: torch.dtype) -> DenseWeight:
+        return load_dense(source, module, dtype)
+
+    def tensor_names(self, module: str) -> tuple[str, ...]:
+        return (f"{module}.weight",)
+
+
+def load_dense(source: TensorSource, module: str, dtype: torch.dtype) -> DenseWeight:
+    """Read ``<module>.weight`` as [N, K]."""
+    name = f"{module}.weight"
+    weight = source.get(name)
+    if weight.dim() != 2 or not weight.is_floating_point():
+        raise CheckpointError(
+            f"{name} in {source.location(name)} is {weight.dtype} {list(weight.shape)}; "
+            f"a plain linear layer needs a floating-point matrix [N, K]"
+        )
+    return DenseWeight(weight.to(dtype))

@@ -1,0 +1,204 @@
+"""GPTQ checkpoints: auto-gptq, GPTQModel and everything that writes their layout.
+
+Per linear ``P`` of N output and K input features, b bits, G groups:
+
+    P.qweight  int32 [K * b / 32, N]  codes packed along K
+    P.qzeros   int32 [G, N * b / 32]  zeros packed along N; version 1 stores zero - 1
+    P.scales   float [G, N]
+    P.g_idx    int32 [K]              group of each input feature; absent: k // group_size
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import CheckpointError
+from ...log import get_logger
+from ..canonical import CanonicalWeight, PackedWeight
+from ..packing import num_words, pack, unpack
+from ..scheme import Scheme, WeightOnly
+from .base import Format, TensorSource
+from .dense import load_dense
+from .gptq_config import BITS, GPTQConfig, parse_gptq_config
+
+log = get_logger(__name__)
+
+# Version 1 to version 2: one added to every field of a 32-bit word.
+_ONE_PER_FIELD = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
+
+
+class GPTQFormat(Format):
+    """Versions 1 and 2; 2, 3, 4 and 8 bits; any g_idx; per-module overrides; a quantized or a plain head."""
+
+    name = "gptq"
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.config: GPTQConfig = parse_gptq_config(raw)
+
+    def scheme(self, module: str) -> Scheme:
+        return self.config.scheme(module)
+
+    def tensor_names(self, module: str) -> tuple[str, ...]:
+        return tuple(f"{module}.{part}" for part in ("weight", "qweight", "qzeros", "scales", "g_idx"))
+
+    def load(self, source: TensorSource, module: str, dtype: torch.dtype) -> CanonicalWeight:
+        """What is stored decides, whatever the config says: ``qweight`` is quantized, ``weight`` is dense."""
+        packed, plain = source.has(f"{module}.qweight"), source.has(f"{module}.weight")
+        if packed and plain:
+            raise CheckpointError(
+                f"{module} is stored twice, as .weight and as .qweight ({source.location(f'{module}.qweight')})"
+            )
+        if packed or (not plain and isinstance(self.scheme(module), WeightOnly)):
+            return _PackedReader(source, module, self.config).read()
+        return load_dense(source, module, dtype)
+
+
+class _PackedReader:
+    """Reads one quantized module and checks its tensors against each other."""
+
+    def __init__(self, source: TensorSource, module: str, config: GPTQConfig) -> None:
+        self.source, self.module, self.config = source, module, config
+        self.num_groups, self.rows = self._matrix_shape("scales")
+        self.bits = self._stored_bits()
+        self.columns = self._matrix_shape("qweight")[0] * 32 // self.bits
+
+    def read(self) -> PackedWeight:
+        group_size, perm, group_of_run = self._groups()
+        scales = self.source.get(f"{self.module}.scales").T
+        zeros = self._read_zeros()
+        if group_of_run is not None:
+            scales = scales[:, group_of_run]
+            zeros = None if zeros is None else zeros[:, group_of_run]
+        return PackedWeight(
+            scheme=WeightOnly(
+                bits=self.bits,
+                group_size=-1 if group_size >= self.columns else group_size,
+                symmetric=zeros is None,
+                act_order=perm is not None,
+            ),
+            shape=(self.rows, self.columns),
+            qweight=self._read_codes(perm),
+            scales=scales.contiguous(),
+            zeros=None if zeros is None else zeros.contiguous(),
+            perm=perm,
+        )
+
+    def _matrix_shape(self, part: str) -> tuple[int, int]:
+        name = f"{self.module}.{part}"
+        if not self.source.has(name):
+            raise CheckpointError(f"{name} is missing from {self.source.location(name)}")
+        shape = self.source.shape(name)
+        if len(shape) != 2:
+            raise CheckpointError(f"{name} in {self.source.location(name)} is {list(shape)}; it must be a matrix")
+        return shape[0], shape[1]
+
+    def _stored_bits(self) -> int:
+        """The width that the shapes prove: a head or an overridden layer may differ from the config's."""
+        zero_rows, zero_words = self._matrix_shape("qzeros")
+        word_rows, rows = self._matrix_shape("qweight")
+        bits = zero_words * 32 // self.rows
+        fits = zero_rows == self.num_groups and rows == self.rows and zero_words * 32 == bits * self.rows
+        if bits not in BITS or not fits or word_rows * 32 % bits:
+            raise CheckpointError(
+                f"{self.module} in {self.source.location(f'{self.module}.qweight')}: qweight {[word_rows, rows]}, "
+                f"qzeros {[zero_rows, zero_words]} and scales {[self.num_groups, self.rows]} fit no GPTQ layout"
+            )
+        declared = self.config.scheme(self.module)
+        if isinstance(declared, WeightOnly) and declared.bits != bits:
+            log.warning("%s is stored with %d bits where the config says %d", self.module, bits, declared.bits)
+        return bits
+
+    def _read_codes(self, perm: Tensor | None) -> Tensor:
+        """qweight along K for every output feature: the canonical stream is the stored one, transposed."""
+        words = self.source.get(f"{self.module}.qweight").T.contiguous()
+        if perm is None:
+            return words
+        return pack(unpack(words, self.bits, self.columns)[:, perm.long()], self.bits)
+
+    def _read_zeros(self) -> Tensor | None:
+        """Zeros as uint8 [N, G]; None when all are the symmetric one, whatever the config calls the checkpoint."""
+        words = self.source.get(f"{self.module}.qzeros")
+        zeros = decode_zeros(words, self.bits, self.rows, zeros_minus_one=self.config.zeros_minus_one).T
+        return None if bool((zeros == 2 ** (self.bits - 1)).all()) else zeros
+
+    def _groups(self) -> tuple[int, Tensor | None, Tensor | None]:
+        """Group size, input gather (None: identity), and the stored group of each canonical one (None: the same)."""
+        name = f"{self.module}.g_idx"
+        if not self.source.has(name) or math.prod(self.source.shape(name)) == 0:
+            return self._plain_group_size(), None, None
+        index = self.source.get(name).long()
+        if index.shape != (self.columns,) or int(index.min()) < 0 or int(index.max()) >= self.num_groups:
+            raise CheckpointError(
+                f"{name} in {self.source.location(name)} must hold {self.columns} groups in 0..{self.num_groups - 1}; "
+                f"it has shape {list(index.shape)} and values {int(index.min())}..{int(index.max())}"
+            )
+        return contiguous_groups(index, self.num_groups)
+
+    def _plain_group_size(self) -> int:
+        if self.num_groups == 1:
+            return self.columns
+        declared = self.config.scheme(self.module)
+        size = declared.group_size if isinstance(declared, WeightOnly) else self.config.group_size
+        if size < 1 or -(-self.columns // size) != self.num_groups:
+            size = self.columns // self.num_groups
+        if -(-self.columns // size) != self.num_groups:
+            raise CheckpointError(
+                f"{self.module} in {self.source.location(f'{self.module}.scales')}: {self.num_groups} groups do not "
+                f"fit {self.columns} input features at group_size {self.config.group_size}, and there is no g_idx"
+            )
+        return size
+
+
+def decode_zeros(words: Tensor, bits: int, count: int, *, zeros_minus_one: bool) -> Tensor:
+    """Stored qzeros [G, count * bits / 32] to zeros as uint8 [G, count].
+
+    Version 1 is raised by one over the whole word, with carries: GPTQModel's writer subtracts that way, so a zero of 0
+    borrows from the next field and only the matching addition restores it. For all other files it is one per field.
+    """
+    if not zeros_minus_one:
+        return unpack(words, bits, count)
+    if bits == 3:
+        return (unpack(words, bits, count) + 1) & 7
+    raised = words.to(torch.int64) + _ONE_PER_FIELD[bits]
+    wrapped = torch.where(raised >= 2**31, raised - 2**32, raised).to(torch.int32)
+    return unpack(wrapped, bits, count)
+
+
+def contiguous_groups(index: Tensor, num_groups: int) -> tuple[int, Tensor | None, Tensor | None]:
+    """Resolve any g_idx [K] into equal runs: (group size, gather [K] or None, stored group of each run or None).
+
+    Features are sorted by group. Where the groups have unequal sizes the run is their greatest common divisor and the
+    runs of one group share its scale.
+    """
+    columns = index.numel()
+    order = torch.sort(index, stable=True).indices
+    counts = torch.bincount(index)
+    size = _run_length(counts[counts > 0].tolist())
+    identity = bool((order == torch.arange(columns)).all())
+    group_of_run = index[order][::size]
+    trivial = bool(torch.equal(group_of_run, torch.arange(num_groups)))
+    return size, None if identity else order.to(torch.int32), None if trivial else group_of_run
+
+
+def _run_length(sizes: list[int]) -> int:
+    """The longest run that tiles groups of these sizes; only the last run may be short."""
+    *full, last = sizes
+    if not full:
+        return last
+    size = math.gcd(*full)
+    return size if last <= size or last % size == 0 else math.gcd(size, last)
+
+
+def zero_words(zeros: Tensor, bits: int, *, zeros_minus_one: bool) -> Tensor:
+    """Zeros [G, N] to stored qzeros [G, N * bits / 32]. Version 1 cannot hold a zero of 0: its readers disagree."""
+    stored = zeros.to(torch.int16)
+    if zeros_minus_one:
+        assert int(stored.min()) >= 1, "version 1 stores zero - 1: a zero of 0 needs version 2"
+        stored = stored - 1
+    assert zeros.shape[-1] * bits % 32 == 0 and num_words(zeros.shape[-1], bits) * 32 == zeros.shape[-1] * bits
+    return pack(stored, bits)

@@ -1,7 +1,7 @@
 """AttentionBatch: where each query token of one step reads and writes its keys and values.
 
-Legend used in every kernel: T tokens, B requests, H heads, G KV heads, D head size, N output features, K input features,
-S block size, P rows of a block table.
+Legend used in every kernel: T tokens, B requests, H heads, G KV heads, D head size, N output features, K input
+features, S block size, P rows of a block table.
 """
 
 from __future__ import annotations

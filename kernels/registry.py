@@ -1,7 +1,7 @@
 """The registry: for each operation an ordered list of candidates, each of which says in words why it cannot run.
 
-A choice is never silent: ``Registry.select`` returns the chosen candidate together with the better ones that were refused
-and their reasons, and every selection is kept for the kernel report.
+A choice is never silent: ``Registry.select`` returns the chosen candidate together with the better ones that were
+refused and their reasons, and every selection is kept for the kernel report.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Candidate:
     """One implementation of an operation.
 
     ``can_run(spec, problem)`` returns None or the reason against it, in words. ``run`` has the signature of the
-    operation's definition in ``reference.py``. ``prepare`` (linear only) turns a canonical weight into what ``run`` wants.
+    operation's definition in ``reference.py``. ``prepare`` (linear only) turns a canonical weight into what ``run``
+    wants.
     """
 
     op: str

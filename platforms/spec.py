@@ -1,7 +1,7 @@
 """DeviceSpec: the facts about one device that the rest of the package may ask for.
 
-Nothing outside ``platforms/`` asks which vendor a device is from in order to decide what to do: it asks the spec for the
-fact it needs (wave size, shared memory, kind of fp8, matrix instructions).
+Nothing outside ``platforms/`` asks which vendor a device is from in order to decide what to do: it asks the spec for
+the fact it needs (wave size, shared memory, kind of fp8, matrix instructions).
 """
 
 from __future__ import annotations

@@ -1,0 +1,60 @@
+"""Problems: what a kernel is asked to be good at. A candidate reads the problem and says whether it can run.
+
+Each is frozen and hashable, so that one choice is made per distinct problem, and prints short for the kernel report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True, slots=True)
+class PlainProblem:
+    """Norms, activations, rotary embedding, cache writes and copies: only the activation dtype matters."""
+
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return dtype_name(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearProblem:
+    """``y [T,N] = x [T,K] @ weight[N,K].T``; ``scheme`` is quant.scheme's, ``dtype`` the activations'."""
+
+    scheme: Any
+    in_features: int
+    out_features: int
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.out_features}x{self.in_features} {self.scheme} {dtype_name(self.dtype)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionProblem:
+    """Attention over a block table. ``sliding_window`` in tokens or None; ``soft_cap`` 0.0 means none."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    sliding_window: int | None = None
+    soft_cap: float = 0.0
+
+    def __str__(self) -> str:
+        extras = [f"window {self.sliding_window}"] if self.sliding_window is not None else []
+        extras += [f"soft cap {self.soft_cap:g}"] if self.soft_cap else []
+        shape = f"{self.num_heads}/{self.num_kv_heads} heads of {self.head_size}, blocks of {self.block_size}"
+        types = f"{dtype_name(self.dtype)}, cache {dtype_name(self.kv_dtype)}"
+        return ", ".join([shape, types, *extras])

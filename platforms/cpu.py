@@ -1,0 +1,82 @@
+"""The CPU platform: this machine's processor and memory, within the container's limits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from .cgroup import cpu_quota, memory_limit
+from .cpu_info import allowed_cpus, cpu_info
+from .interface import MemoryInfo, Platform
+from .spec import DeviceSpec
+
+_MEMINFO = Path("/proc/meminfo")
+
+
+class CpuPlatform(Platform):
+    """The host's processor; memory and cores are what the container leaves."""
+
+    def __init__(self) -> None:
+        info = cpu_info()
+        self.device = torch.device("cpu")
+        self.spec = DeviceSpec(
+            vendor="cpu",
+            arch=info.arch,
+            name=info.name,
+            device_type="cpu",
+            wave_size=1,
+            shared_memory_per_block=0,
+            num_cores=usable_cores(),
+            matrix_dtypes=_matrix_dtypes(info.features),
+            memory_bytes=self.memory().total,
+        )
+
+    def preferred_dtype(self, checkpoint_dtype: torch.dtype) -> torch.dtype:
+        return torch.float32
+
+    def memory(self) -> MemoryInfo:
+        total, free = host_memory()
+        limit = memory_limit()
+        if limit is None:
+            return MemoryInfo(total, free)
+        return MemoryInfo(min(total, limit.limit), max(0, min(free, limit.limit - limit.usage)))
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: CPU work is done when its call returns."""
+
+    def set_threads(self, num_threads: int | None) -> None:
+        torch.set_num_threads(num_threads or self.spec.num_cores)
+
+    def describe(self) -> dict[str, str]:
+        return super().describe() | {"threads": str(torch.get_num_threads())}
+
+
+def usable_cores() -> int:
+    """Physical cores among the allowed processors, at most the container's quota."""
+    quota = cpu_quota()
+    cores = min(cpu_info().num_physical_cores, len(allowed_cpus()))
+    return cores if quota is None else min(cores, quota)
+
+
+def host_memory(meminfo: Path = _MEMINFO) -> tuple[int, int]:
+    """(total, available) bytes of the machine."""
+    if meminfo.exists():
+        rows = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        total, available = (int(rows[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+        return total, available
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = os.sysconf("SC_PHYS_PAGES") * page
+    return total, total // 2
+
+
+def _matrix_dtypes(features: frozenset[str]) -> frozenset[str]:
+    found = set()
+    if features & {"amx_int8", "i8mm"}:
+        found.add("int8")
+    if features & {"amx_bf16", "bf16"}:
+        found.add("bf16")
+    if "amx_fp16" in features:
+        found.add("f16")
+    return frozenset(found)

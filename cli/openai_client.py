@@ -10,13 +10,16 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import ConfigError, TwofoldError
+from ..errors import ConfigError, RequestError, TwofoldError
 
 _CONNECT_SECONDS = 10.0
 
 
 class OpenAIClient:
-    """Talks to the server at ``url`` (with or without ``/v1``). Every call opens its own connection, so threads may share it."""
+    """Talks to the server at ``url``, with or without ``/v1``; each call has its own connection: threads may share it.
+
+    A refused request raises RequestError, an unreachable or failing server TwofoldError.
+    """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 600.0) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -61,7 +64,8 @@ class OpenAIClient:
             connection.request(method, self._prefix + path, payload, self._headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise TwofoldError(f"{self.url}{path}: HTTP {response.status}: {_body_text(response.read())}")
+                kind_of_error = RequestError if 400 <= response.status < 500 else TwofoldError
+                raise kind_of_error(f"{self.url}{path}: HTTP {response.status}: {_body_text(response.read())}")
             yield response
         except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
             raise TwofoldError(f"{self.url} cannot be used: {error or type(error).__name__}") from error

@@ -1,0 +1,83 @@
+# Targets make what they need from nothing: a virtual environment in .venv, torch, then Twofold with its extras.
+#
+#   PYTHON  the interpreter that the environment is made from
+#   TORCH   the torch to install, or `system` for the one that PYTHON already has (the default where that one sees a
+#           GPU). The pinned version comes as a small CPU build from an index or wheel folder that has one.
+#   MODEL   what `make demo` serves; QUANTIZE how, PORT where
+
+PYTHON   ?= python3
+TORCH    ?= auto
+VENV     ?= .venv
+MODEL    ?= smollm2-135m-instruct
+QUANTIZE ?= rtn:4:32
+PORT     ?= 8000
+
+PINNED_TORCH := torch==2.13.0
+BIN          := $(abspath $(VENV))/bin
+PIP          := $(BIN)/python -m pip --disable-pip-version-check
+RUN_STAMP    := $(VENV)/.installed
+DEV_STAMP    := $(VENV)/.installed-dev
+
+.PHONY: help demo install test test-slow lint format wheel clean
+
+help:
+	@echo "make demo       serve a small 4-bit model on http://127.0.0.1:$(PORT)"
+	@echo "make test       run the tests"
+	@echo "make test-slow  run every test that needs no GPU, the long ones too"
+	@echo "make lint       ruff and mypy"
+	@echo "make format     let ruff lay out the code"
+	@echo "make wheel      build the wheel into dist/"
+	@echo "make install    only make the environment in $(VENV)"
+	@echo "make clean      remove the environment and everything that was built"
+
+demo: $(RUN_STAMP)
+	$(BIN)/twofold serve $(MODEL) --quantize $(QUANTIZE) --host 127.0.0.1 --port $(PORT)
+
+install: $(DEV_STAMP)
+
+# pytest by its own command: `python -m pytest` would put this folder, and so our `kernels`, first on the path.
+test: $(DEV_STAMP)
+	$(BIN)/pytest
+
+test-slow: $(DEV_STAMP)
+	$(BIN)/pytest -m "not gpu"
+
+# mypy names modules after their folder; the link gives this folder the package's name wherever it lies.
+lint: $(DEV_STAMP)
+	$(BIN)/ruff check .
+	mkdir -p $(VENV)/lint && ln -sfn "$(CURDIR)" $(VENV)/lint/twofold
+	cd $(VENV)/lint && $(BIN)/mypy --config-file twofold/pyproject.toml --cache-dir "$(CURDIR)/.mypy_cache" \
+	    -p twofold.cli -p twofold.engine -p twofold.kernels -p twofold.platforms -p twofold.quant -p twofold.server
+
+format: $(DEV_STAMP)
+	$(BIN)/ruff format .
+
+wheel: $(RUN_STAMP)
+	rm -rf build dist
+	$(PIP) wheel --no-deps --wheel-dir dist .
+	rm -rf build
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUN_STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed; set PYTHON" if sys.version_info < (3, 10) else 0)'
+	@set -e; torch='$(TORCH)'; \
+	if [ "$$torch" = auto ]; then \
+	    torch=$$($(PYTHON) -c 'import torch; print("system" if torch.cuda.is_available() else "$(PINNED_TORCH)")' \
+	        2>/dev/null || echo '$(PINNED_TORCH)'); \
+	fi; \
+	if [ "$$torch" = system ]; then \
+	    echo "using the torch of $(PYTHON)"; \
+	    $(PYTHON) -m venv --system-site-packages $(VENV); \
+	else \
+	    $(PYTHON) -m venv $(VENV); \
+	    $(PIP) install "$$torch"; \
+	fi
+	$(PIP) install --editable .
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
+	$(PIP) install --editable ".[dev]"
+	@touch $@

@@ -1,1 +1,5 @@
-"""Talking to a core, in this process or in another."""
+"""Talking to a core in a process of its own."""
+
+from .async_client import AsyncEngineClient
+
+__all__ = ["AsyncEngineClient"]

@@ -1,0 +1,113 @@
+"""From a core's token outputs to text deltas: detokenizing, stop strings and the accounting of each sample."""
+
+from __future__ import annotations
+
+from .detokenizer import IncrementalDetokenizer, TokenDecoder
+from .messages import AbortRequest, EngineRequest, TokenOutput
+from .outputs import SampleDelta
+from .stop_strings import StopChecker
+
+
+class OutputProcessor:
+    """Follows every open request; a sample is forgotten once it has finished, its request with its last sample."""
+
+    def __init__(self, tokenizer: TokenDecoder) -> None:
+        self._tokenizer = tokenizer
+        self._requests: dict[str, dict[int, _Sample]] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def add(self, request: EngineRequest) -> None:
+        """Begin to follow a request, before its first output can arrive."""
+        samples = range(request.params.n)
+        self._requests[request.request_id] = {index: _Sample(self._tokenizer, request, index) for index in samples}
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request that was aborted or rejected; its late outputs will be ignored."""
+        self._requests.pop(request_id, None)
+
+    def process(self, outputs: list[TokenOutput]) -> tuple[list[SampleDelta], list[AbortRequest]]:
+        """One delta per output of an open sample, and what the core must stop because a stop string matched."""
+        deltas: list[SampleDelta] = []
+        aborts: list[AbortRequest] = []
+        for output in outputs:
+            samples = self._requests.get(output.request_id, {})
+            sample = samples.get(output.index)
+            if sample is None:
+                continue
+            delta = sample.advance(output)
+            deltas.append(delta)
+            if delta.finish_reason is None:
+                continue
+            if output.finish_reason is None:
+                aborts.append(AbortRequest(request_id=output.request_id, index=output.index))
+            del samples[output.index]
+            if not samples:
+                self.remove(output.request_id)
+        return deltas, aborts
+
+
+class _Sample:
+    """The text state of one sample."""
+
+    def __init__(self, tokenizer: TokenDecoder, request: EngineRequest, index: int) -> None:
+        params = request.params
+        self._request = request
+        self._index = index
+        self._params = params
+        self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params)
+        self._checker = StopChecker(params.stop, include=params.include_stop_str_in_output)
+        self._num_tokens = 0
+        self._num_chars = 0
+        self._num_cached_tokens = 0
+
+    def advance(self, output: TokenOutput) -> SampleDelta:
+        """Take in one output of the core; tokens after a stop string are dropped."""
+        texts: list[str] = []
+        offsets: list[int] = []
+        for position, token in enumerate(output.token_ids):
+            offsets.append(self._num_chars)
+            self._num_tokens += 1
+            last = position + 1 == len(output.token_ids)
+            if not (last and token == output.stop_token) or self._params.include_stop_str_in_output:
+                texts.append(self._show(self._detokenizer.push((token,))))
+            if self._checker.matched is not None:
+                break
+        if output.finish_reason is not None and self._checker.matched is None:
+            texts.append(self._show(self._detokenizer.finish()))
+        if output.finish_reason is not None and self._checker.matched is None:
+            texts.append(self._checker.flush())
+        return self._delta(output, "".join(texts), offsets)
+
+    def _show(self, text: str) -> str:
+        self._num_chars += len(text)
+        if not self._params.stop:
+            return text
+        return self._checker.push(text, can_stop=self._num_tokens >= self._params.min_tokens)
+
+    def _delta(self, output: TokenOutput, text: str, offsets: list[int]) -> SampleDelta:
+        matched = self._checker.matched
+        with_logprobs = output.logprobs is not None
+        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        return SampleDelta(
+            request_id=output.request_id,
+            index=self._index,
+            text=text,
+            token_ids=output.token_ids[: len(offsets)],
+            logprobs=output.logprobs[: len(offsets)] if output.logprobs is not None else None,
+            text_offsets=offsets if with_logprobs else None,
+            prompt_logprobs=output.prompt_logprobs,
+            finish_reason=output.finish_reason if matched is None else "stop",
+            stop_reason=self._stop_token(output) if matched is None else matched,
+            error=output.error,
+            num_prompt_tokens=len(self._request.prompt_token_ids),
+            num_completion_tokens=self._num_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+        )
+
+    def _stop_token(self, output: TokenOutput) -> int | None:
+        return output.stop_token if output.stop_token in self._params.stop_token_ids else None

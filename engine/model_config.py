@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from ..errors import ConfigError
+from .sources.model_files import ModelFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +52,73 @@ class ModelConfig:
     eos_token_ids: frozenset[int] = frozenset()
     quantization: dict[str, Any] | None = None
     generation: dict[str, Any] = field(default_factory=dict)
+
+
+def raw_config(files: ModelFiles) -> dict[str, Any]:
+    """The model's config as config.json says it; of a GGUF file, as config.json would."""
+    if files.kind == "gguf":
+        from .weights.gguf_config import gguf_config
+        from .weights.gguf_file import open_gguf
+
+        return gguf_config(open_gguf(files.path))
+    return read_json(files.path / "config.json")
+
+
+def load_model_config(files: ModelFiles) -> ModelConfig:
+    """The validated config. ConfigError names a wrong value, UnsupportedError a model that is not served."""
+    from .hf_config import parse_config
+
+    raw = raw_config(files)
+    if files.kind == "gguf":
+        return parse_config(raw, source=files.path.name)
+    quantization = _quantization(files.path, raw)
+    generation = files.path / "generation_config.json"
+    return parse_config(
+        raw,
+        source=str(files.path / "config.json"),
+        quantization=quantization,
+        generation=read_json(generation) if generation.is_file() else {},
+        tokenizer_eos=_tokenizer_eos(files.path),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; ConfigError when it is not one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds {type(value).__name__}, not a JSON object")
+    return value
+
+
+def _quantization(directory: Path, raw: dict[str, Any]) -> dict[str, Any] | None:
+    from ..quant.formats import read_quantization
+
+    return read_quantization(directory, raw)
+
+
+def _tokenizer_eos(directory: Path) -> int | None:
+    """The id of the tokenizer's end-of-text token, where the tokenizer's side files give one."""
+    config = directory / "tokenizer_config.json"
+    if not config.is_file():
+        return None
+    settings = read_json(config)
+    eos = settings.get("eos_token")
+    text = eos.get("content") if isinstance(eos, dict) else eos
+    if not isinstance(text, str):
+        return None
+    for token_id, token in (settings.get("added_tokens_decoder") or {}).items():
+        if token.get("content") == text:
+            return int(token_id)
+    return _added_token_id(directory / "tokenizer.json", text)
+
+
+def _added_token_id(path: Path, text: str) -> int | None:
+    if not path.is_file():
+        return None
+    for token in read_json(path).get("added_tokens") or []:
+        if token.get("content") == text:
+            return int(token["id"])
+    return None

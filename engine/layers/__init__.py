@@ -1,1 +1,1 @@
-"""The layers that models are made of."""
+"""The layers that decoders are made of; each reads its weights from what the loader prepared."""

@@ -1,0 +1,52 @@
+"""Grouped-query attention over a paged KV cache."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...kernels.attention_batch import AttentionBatch
+from ...kernels.kernel_set import KernelSet
+from ...kernels.problems import AttentionProblem, PlainProblem
+from .linear import Linear
+from .norm import RMSNorm
+from .rope import RotaryEmbedding, Rotation
+
+
+class Attention:
+    """``qkv`` [(H+2G)D,K] and ``output`` [K,HD]; ``q_norm`` and ``k_norm`` normalize each head where the model has them."""
+
+    def __init__(
+        self,
+        qkv: Linear,
+        output: Linear,
+        rope: RotaryEmbedding,
+        problem: AttentionProblem,
+        kernels: KernelSet,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+    ) -> None:
+        self._qkv = qkv
+        self._output = output
+        self._rope = rope
+        self._problem = problem
+        self._q_norm = q_norm
+        self._k_norm = k_norm
+        self._scale = problem.head_size**-0.5
+        self._attend = kernels.select("paged_attention", problem)
+        self._write_kv = kernels.select("write_kv", PlainProblem(problem.dtype))
+
+    def __call__(self, x: Tensor, rotation: Rotation, kv_cache: tuple[Tensor, Tensor], batch: AttentionBatch) -> Tensor:
+        """x [T,K] -> [T,K]; writes the tokens' keys and values into ``kv_cache`` first."""
+        shape, (key_cache, value_cache) = self._problem, kv_cache
+        heads, kv_heads, size = shape.num_heads, shape.num_kv_heads, shape.head_size
+        q, k, v = self._qkv(x).view(-1, heads + 2 * kv_heads, size).split((heads, kv_heads, kv_heads), dim=1)
+        if self._q_norm is not None and self._k_norm is not None:
+            q, k = _norm_heads(q, self._q_norm), _norm_heads(k, self._k_norm)
+        q, k = self._rope(q, k, rotation)
+        self._write_kv(k, v, key_cache, value_cache, batch.slot_mapping)
+        mixed = self._attend(q, key_cache, value_cache, batch, self._scale, shape.sliding_window, shape.soft_cap)
+        return self._output(mixed.reshape(-1, heads * size))
+
+
+def _norm_heads(x: Tensor, norm: RMSNorm) -> Tensor:
+    return norm(x.reshape(-1, x.shape[-1])).view(x.shape)

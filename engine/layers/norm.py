@@ -1,0 +1,25 @@
+"""RMS normalization (arXiv:1910.07467), alone or with the residual sum before it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...kernels.kernel_set import KernelSet
+from ...kernels.problems import PlainProblem
+
+
+class RMSNorm:
+    """``weight`` [K]; normalizes the last dimension of x [T,K]."""
+
+    def __init__(self, weight: Tensor, eps: float, kernels: KernelSet) -> None:
+        self.weight = weight
+        self.eps = eps
+        self._norm = kernels.select("rms_norm", PlainProblem(weight.dtype))
+        self._add_norm = kernels.select("add_rms_norm", PlainProblem(weight.dtype))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm(x + residual), x + residual); the sum may be written over ``residual``."""
+        return self._add_norm(x, residual, self.weight, self.eps)

@@ -1,0 +1,35 @@
+"""Model: what the engine core asks of a decoder."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...kernels.attention_batch import AttentionBatch
+from ..model_config import ModelConfig
+
+
+class Model(Protocol):
+    """A decoder ready to compute. ``weight_bytes`` counts its parameters; ``kv_heads`` and ``head_size`` shape its cache."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    kv_heads: int
+    head_size: int
+    num_layers: int
+    weight_bytes: int
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, kv_caches: list[tuple[Tensor, Tensor]], batch: AttentionBatch
+    ) -> Tensor:
+        """Hidden states [T,K] after the final norm, of the tokens ``input_ids`` at ``positions`` (both int64 [T]).
+
+        Writes each token's keys and values into ``kv_caches`` (one pair [N,S,G,D] per layer) at ``batch.slot_mapping``.
+        """
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [R,K] -> logits float32 [R,V]."""
+        ...

@@ -1,0 +1,57 @@
+"""Checkpoint: named tensors on disk, and a record of which of them were used."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...errors import CheckpointError
+
+
+class Checkpoint(ABC):
+    """Tensors under their Hugging Face names, read one at a time.
+
+    ``path`` is the folder or file. ``taken`` holds the names that were read or declared used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.taken: set[str] = set()
+
+    @property
+    @abstractmethod
+    def names(self) -> frozenset[str]:
+        """Every tensor there is."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape from the header, without reading the data."""
+
+    @abstractmethod
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype that ``get`` returns."""
+
+    @abstractmethod
+    def location(self, name: str) -> str:
+        """The file that holds the tensor, or the files searched when there is none."""
+
+    @abstractmethod
+    def _read(self, name: str) -> Tensor:
+        """The tensor's data; ``name`` exists."""
+
+    def has(self, name: str) -> bool:
+        return name in self.names
+
+    def get(self, name: str) -> Tensor:
+        """Read one tensor and count it as taken; CheckpointError when it is missing."""
+        if name not in self.names:
+            raise CheckpointError(f"tensor {name} is missing from {self.location(name)}")
+        self.taken.add(name)
+        return self._read(name)
+
+    def unused(self) -> list[str]:
+        """Names that nothing has taken yet, sorted."""
+        return sorted(self.names - self.taken)

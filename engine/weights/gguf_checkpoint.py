@@ -1,0 +1,68 @@
+"""A GGUF file seen as a checkpoint with Hugging Face names, in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .checkpoint import Checkpoint
+from .gguf_file import open_gguf
+from .gguf_names import hf_name
+
+# Tensors that hold no parameter: the config already says what they say.
+DERIVED = frozenset({"rope_freqs.weight"})
+
+
+class GgufCheckpoint(Checkpoint):
+    """Dequantizes on reading. Tensors without a Hugging Face name keep their own and show up as unused."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._file = open_gguf(path)
+        stored = [name for name in self._file.tensors if name not in DERIVED]
+        self._stored_name = {hf_name(name) or name: name for name in stored}
+        self._names = frozenset(self._stored_name)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file.shape(self._stored_name[name])
+
+    def dtype(self, name: str) -> torch.dtype:
+        return torch.float32
+
+    def location(self, name: str) -> str:
+        return str(self.path)
+
+    def _read(self, name: str) -> Tensor:
+        stored = self._stored_name[name]
+        data = self._file.read(stored)
+        num_heads = self._permuted_heads(stored)
+        return torch.from_numpy(unpermute(data, num_heads) if num_heads else data)
+
+    def _permuted_heads(self, stored: str) -> int | None:
+        """Heads of a tensor whose rows llama.cpp permuted: only q and k of the llama architecture."""
+        if self._file.architecture != "llama":
+            return None
+        if ".attn_q." in stored:
+            return int(self._file.require("llama.attention.head_count"))
+        if ".attn_k." in stored:
+            heads = self._file.require("llama.attention.head_count")
+            return int(self._file.value("llama.attention.head_count_kv", heads))
+        return None
+
+
+def unpermute(data: np.ndarray, num_heads: int) -> np.ndarray:
+    """Undo llama.cpp's row order for rotary embedding.
+
+    Within each head of D rows, Hugging Face pairs row i with row i + D/2; llama.cpp's files interleave the two halves, so
+    that a pair lies in neighbouring rows.
+    """
+    half = data.shape[0] // num_heads // 2
+    heads = data.reshape(num_heads, half, 2, *data.shape[1:])
+    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(data.shape)

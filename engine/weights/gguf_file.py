@@ -1,0 +1,73 @@
+"""One GGUF file: its metadata as plain Python values and its tensors, dequantized by the gguf package."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, ReaderTensor, dequantize
+
+from ...errors import CheckpointError, UnsupportedError
+
+
+class GgufFile:
+    """Metadata under llama.cpp's key names; tensors under llama.cpp's tensor names."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            reader = GGUFReader(path)
+        except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path} is not a readable GGUF file, or it is cut off: {error}") from None
+        self._fields = reader.fields
+        self.tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
+        self._cache: dict[str, Any] = {}
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """The metadata value of ``key``: a number, a string, a bool or a list of them."""
+        if key not in self._fields:
+            return default
+        if key not in self._cache:
+            self._cache[key] = self._fields[key].contents()
+        return self._cache[key]
+
+    def require(self, key: str) -> Any:
+        """Like ``value``, for keys without which the file cannot be understood."""
+        value = self.value(key)
+        if value is None:
+            raise CheckpointError(f"{self.path} has no {key} in its metadata")
+        return value
+
+    @property
+    def architecture(self) -> str:
+        return str(self.require("general.architecture"))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape in the row-major order of torch; GGUF lists the fastest dimension first."""
+        return tuple(int(size) for size in reversed(self.tensors[name].shape))
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor as float32, in memory of its own."""
+        tensor = self.tensors[name]
+        try:
+            data = dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError:
+            raise UnsupportedError(
+                f"tensor {name} in {self.path} has type {tensor.tensor_type.name}, which the gguf package cannot dequantize"
+            ) from None
+        # Unquantized tensors come as views of the read-only file.
+        owned = data if data.dtype == np.float32 and data.flags.writeable else np.array(data, dtype=np.float32)
+        return owned.reshape(self.shape(name))
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """The file, parsed once per process while it stays the same."""
+    status = path.stat()
+    return _open_cached(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=2)
+def _open_cached(path: Path, mtime_ns: int, size: int) -> GgufFile:
+    return GgufFile(path)

@@ -1,0 +1,151 @@
+"""Loader: gives a model its layers, filled from a checkpoint.
+
+A model file asks for the layers it needs (pull), so that every parameter is filled exactly once or the load fails; what
+the checkpoint has beyond that is reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ...errors import CheckpointError
+from ...kernels.kernel_set import KernelSet
+from ...log import get_logger
+from ...quant.canonical import CanonicalWeight, DenseWeight, merge
+from ...quant.formats import Format
+from ...quant.scheme import Dense
+from ..layers.embedding import Embedding
+from ..layers.linear import Linear, LinearPart, prepare_part
+from ..layers.norm import RMSNorm
+from .checkpoint import Checkpoint
+
+logger = get_logger(__name__)
+
+# Buffers that older tools stored beside the parameters; the config says the same.
+DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.masked_bias", ".attn.bias")
+NUM_NAMES_SHOWN = 5
+
+
+class Loader:
+    """Builds layers on ``device`` in ``dtype``, with the kernels that suit each weight's scheme."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, quant_format: Format, kernels: KernelSet, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.kernels = kernels
+        self.dtype = dtype
+        self.device = device
+        self.weight_bytes = 0
+        self._format = quant_format
+        self._filled: set[str] = set()
+
+    def linear(self, out_features: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
+        """One layer of the named modules stacked along N; ``out_features`` gives N of each.
+
+        ``bias`` says that the model has biases. A stored bias is used in any case, an absent one of a quantized module is
+        zero.
+        """
+        weights, biases = [], []
+        for module, rows in out_features.items():
+            weights.append(self._weight(module, (rows, in_features)))
+            biases.append(self._bias(module, rows, required=bias))
+        merged = merge(weights)
+        if len(merged) == 1:
+            return Linear([self._part(merged[0], _stack_biases(biases, weights))])
+        return Linear([self._part(weight, bias) for weight, bias in zip(merged, biases, strict=True)])
+
+    def norm(self, module: str, size: int, eps: float) -> RMSNorm:
+        """An RMS norm over ``size`` features."""
+        return RMSNorm(self._plain(f"{module}.weight", (size,)), eps, self.kernels)
+
+    def embedding(self, module: str, vocab_size: int, size: int) -> Embedding:
+        """The token embedding [V,K]."""
+        return Embedding(self._plain(f"{module}.weight", (vocab_size, size)))
+
+    def tied_head(self, module: str, embedding: Embedding) -> Linear:
+        """The head of a model that ties it to the embedding; a stored head that says something else wins.
+
+        Quantizers often leave an identical copy; transformers, too, unties the two when they differ.
+        """
+        if self._stored_head_differs(module, embedding):
+            logger.warning("the config ties %s to the embedding, but the checkpoint has another one: that is used", module)
+            vocab_size, size = embedding.weight.shape
+            return self.linear({module: vocab_size}, size, bias=False)
+        return Linear([prepare_part(DenseWeight(embedding.weight), None, self.dtype, self.kernels)])
+
+    def finish(self) -> list[str]:
+        """Names in the checkpoint that no layer asked for; they are reported and otherwise ignored."""
+        unused = [name for name in self.checkpoint.unused() if not name.endswith(DERIVED_SUFFIXES)]
+        if unused:
+            shown = ", ".join(unused[:NUM_NAMES_SHOWN]) + (" ..." if len(unused) > NUM_NAMES_SHOWN else "")
+            logger.warning("%d tensors of %s are not used by this model: %s", len(unused), self.checkpoint.path, shown)
+        return unused
+
+    def _stored_head_differs(self, module: str, embedding: Embedding) -> bool:
+        stored = [name for name in self._format.tensor_names(module) if self.checkpoint.has(name)]
+        if not stored:
+            return False
+        if stored != [f"{module}.weight"]:
+            return True
+        copy = self.checkpoint.get(stored[0]).to(device=self.device, dtype=self.dtype)
+        return not torch.equal(copy, embedding.weight)
+
+    def _weight(self, module: str, shape: tuple[int, int]) -> CanonicalWeight:
+        self._fill(module)
+        weight = self._format.load(self.checkpoint, module, self.dtype)
+        if weight.shape != shape:
+            raise CheckpointError(
+                f"{module} in {self.checkpoint.path} is {list(weight.shape)}; the config asks for {list(shape)}"
+            )
+        return weight
+
+    def _bias(self, module: str, rows: int, *, required: bool) -> Tensor | None:
+        name = f"{module}.bias"
+        if required and not self.checkpoint.has(name) and isinstance(self._format.scheme(module), Dense):
+            raise CheckpointError(f"tensor {name} is missing from {self.checkpoint.location(name)}")
+        bias = self._format.load_bias(self.checkpoint, module, self.dtype)
+        if bias is not None and bias.shape != (rows,):
+            raise CheckpointError(f"{name} in {self.checkpoint.path} is {list(bias.shape)}; {module} has {rows} rows")
+        return None if bias is None else bias.to(self.device)
+
+    def _part(self, weight: CanonicalWeight, bias: Tensor | None) -> LinearPart:
+        weight = _to_device(weight, self.device)
+        self.weight_bytes += weight.nbytes + (0 if bias is None else bias.nbytes)
+        return prepare_part(weight, bias, self.dtype, self.kernels)
+
+    def _plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        self._fill(name)
+        tensor = self.checkpoint.get(name)
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(
+                f"{name} in {self.checkpoint.path} is {list(tensor.shape)}; the config asks for {list(shape)}"
+            )
+        tensor = tensor.to(device=self.device, dtype=self.dtype)
+        self.weight_bytes += tensor.nbytes
+        return tensor
+
+    def _fill(self, name: str) -> None:
+        assert name not in self._filled, f"{name} is filled twice"
+        self._filled.add(name)
+
+
+def _stack_biases(biases: list[Tensor | None], weights: list[CanonicalWeight]) -> Tensor | None:
+    """One bias for stacked modules, zeros where a module has none."""
+    first = next((bias for bias in biases if bias is not None), None)
+    if first is None:
+        return None
+    rows = [
+        first.new_zeros(weight.shape[0]) if bias is None else bias for bias, weight in zip(biases, weights, strict=True)
+    ]
+    return torch.cat(rows)
+
+
+def _to_device(weight: CanonicalWeight, device: torch.device) -> CanonicalWeight:
+    values = {field.name: getattr(weight, field.name) for field in dataclasses.fields(weight)}
+    moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+    return dataclasses.replace(weight, **moved)

@@ -1,0 +1,118 @@
+"""A folder of safetensors files: one file, or shards with an index."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from ...errors import CheckpointError, UnsupportedError
+from ...log import get_logger
+from .checkpoint import Checkpoint
+from .safetensors_header import DTYPES, TensorEntry, read_header
+
+logger = get_logger(__name__)
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class SafetensorsCheckpoint(Checkpoint):
+    """All tensors of a folder; headers are read and checked at once, data when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._entries = _read_entries(path)
+        self._names = frozenset(self._entries)
+        self._open: dict[Path, Any] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entry(name).shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        entry = self._entry(name)
+        if entry.dtype not in DTYPES:
+            raise UnsupportedError(f"tensor {name} in {entry.file} has dtype {entry.dtype}, which is not read")
+        return DTYPES[entry.dtype]
+
+    def location(self, name: str) -> str:
+        if name in self._entries:
+            return str(self._entries[name].file)
+        files = sorted({entry.file.name for entry in self._entries.values()})
+        return f"{self.path} ({len(files)} files, {files[0]} to {files[-1]})" if len(files) > 1 else str(self.path)
+
+    def _entry(self, name: str) -> TensorEntry:
+        if name not in self._entries:
+            raise CheckpointError(f"tensor {name} is missing from {self.location(name)}")
+        return self._entries[name]
+
+    def _read(self, name: str) -> Tensor:
+        file = self._entries[name].file
+        if file not in self._open:
+            self._open[file] = safe_open(file, framework="pt")
+        return self._open[file].get_tensor(name)
+
+
+def _read_entries(path: Path) -> dict[str, TensorEntry]:
+    entries: dict[str, TensorEntry] = {}
+    for file in _weight_files(path):
+        for name, entry in read_header(file).items():
+            if name in entries:
+                raise CheckpointError(f"tensor {name} is in both {entries[name].file} and {file}; remove the stale file")
+            entries[name] = entry
+    if not (path / SINGLE_FILE).is_file() and (path / INDEX_FILE).is_file():
+        _check_index(path, entries)
+    return entries
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """The files to read: model.safetensors, else the index's shards, else every safetensors file of the folder."""
+    single = path / SINGLE_FILE
+    index = path / INDEX_FILE
+    if single.is_file():
+        if index.is_file() and any(name != SINGLE_FILE for name in _weight_map(index).values()):
+            logger.warning("%s lists other files, but %s is complete in itself; the index is ignored", index, SINGLE_FILE)
+        return [single]
+    if index.is_file():
+        return _indexed_files(path, _weight_map(index))
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{path} holds no .safetensors file; weights in other formats are not read")
+    plain = [file for file in files if not file.name.startswith("consolidated")]
+    return plain or files
+
+
+def _indexed_files(path: Path, weight_map: dict[str, str]) -> list[Path]:
+    first_tensor: dict[str, str] = {}
+    for tensor, name in weight_map.items():
+        first_tensor.setdefault(name, tensor)
+    for name, tensor in sorted(first_tensor.items()):
+        if not (path / name).is_file():
+            count = sum(file == name for file in weight_map.values())
+            raise CheckpointError(
+                f"{path / name} is missing; {INDEX_FILE} says that it holds {tensor} and {count - 1} other tensors"
+            )
+    return [path / name for name in sorted(first_tensor)]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{index} is not a safetensors index: it has no weight_map") from None
+    return dict(weight_map)
+
+
+def _check_index(path: Path, entries: dict[str, TensorEntry]) -> None:
+    """Every tensor that the index names is where the index says."""
+    for name, file in _weight_map(path / INDEX_FILE).items():
+        if name not in entries or entries[name].file.name != file:
+            raise CheckpointError(f"tensor {name} is not in {path / file}, where {INDEX_FILE} says it is")

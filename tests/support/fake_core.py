@@ -1,181 +1,170 @@
-"""A core without a model, for tests of everything around it: it counts upwards from the prompt's last token.
+"""A fake model for tests of the engine core: exact arithmetic on tokens that it can only know from the paged KV cache.
 
-``FakeCore`` is given to a core process as ``fake_core:FakeCore``; variants with a fault or a delay follow it.
+Keys hold the token ids and values the positions. A query reads its whole context back through the block table, checks
+that every position is where it belongs, and hashes the tokens; the hash picks a row of a fixed random table as logits.
+A wrong block, slot, length or position therefore gives a failed assertion or other tokens than `expected_greedy`,
+which works from the token ids alone.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 
+import torch
+from torch import Tensor
 from twofold.engine.config import EngineConfig
-from twofold.engine.messages import AbortRequest, EngineInfo, EngineRequest, EngineStats, TokenOutput
-from twofold.errors import ConfigError, ContextLengthError
+from twofold.engine.core.engine_core import EngineCore
+from twofold.engine.messages import EngineRequest, TokenOutput
+from twofold.engine.model_config import ModelConfig, RopeConfig
+from twofold.engine.sampling_params import SamplingParams
+from twofold.kernels.attention_batch import AttentionBatch
+from twofold.kernels.reference import copy_blocks
+from twofold.platforms.cpu import CpuPlatform
 
-VOCAB_SIZE = 256
-MAX_MODEL_LEN = 4096
-
-
-class ByteTokenizer:
-    """Ids 0..255 are bytes; 0 is special and shows as <eos>."""
-
-    vocab_size = VOCAB_SIZE
-    eos_token_id = 0
-    bos_token_id = None
-    special_ids = frozenset({0})
-    max_token_length = 1
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return list(text.encode())
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return b"<eos>" if token_id == 0 else bytes([token_id])
-
-    def token_text(self, token_id: int) -> str:
-        return self.token_bytes(token_id).decode(errors="replace")
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        shown = [self.token_bytes(i) for i in ids if not (skip_special_tokens and i in self.special_ids)]
-        return b"".join(shown).decode(errors="replace")
+NUM_STATES = 997
+VOCAB_SIZE = 64
+EOS = 1
+_MULTIPLIER = 31
 
 
-class FakeCore:
-    """One token per open sample and step: (last token + 1) mod 256; 0 ends a sample unless ignore_eos."""
+class FakeModel:
+    """Satisfies ``Model``. ``head_rows`` above ``VOCAB_SIZE`` adds padding rows with the largest logits of all."""
 
-    step_seconds = 0.0
-
-    def __init__(self, config: EngineConfig) -> None:
-        self.samples: dict[tuple[str, int], list[int]] = {}
-        self.requests: dict[str, EngineRequest] = {}
-        self.counts = EngineStats(num_blocks=64)
-
-    def info(self) -> EngineInfo:
-        return EngineInfo(
-            model_name="fake",
-            vocab_size=VOCAB_SIZE,
-            max_model_len=MAX_MODEL_LEN,
-            block_size=16,
-            num_blocks=64,
-            device="cpu",
-            dtype="float32",
+    def __init__(self, *, max_position_embeddings: int = 512, head_rows: int = VOCAB_SIZE, scale: float = 2.0) -> None:
+        self.config = ModelConfig(
+            architecture="Fake",
+            vocab_size=head_rows,
+            hidden_size=1,
+            intermediate_size=1,
+            num_layers=1,
+            num_heads=1,
+            num_kv_heads=1,
+            head_size=1,
+            norm_eps=1e-5,
+            rope=RopeConfig(rotary_size=1),
+            max_position_embeddings=max_position_embeddings,
+            layer_windows=(None,),
+            eos_token_ids=frozenset({EOS}),
         )
+        self.dtype = torch.float32
+        self.num_layers = self.kv_heads = self.head_size = 1
+        self.weight_bytes = 0
+        generator = torch.Generator().manual_seed(1)
+        self.table = torch.randn(NUM_STATES, head_rows, generator=generator) * scale
+        self.table[:, VOCAB_SIZE:] += 100.0
+        self.num_computed = 0
 
-    def add_request(self, request: EngineRequest) -> None:
-        if request.prompt_token_ids[-1] == 255:
-            raise ContextLengthError("255 is one too many", param="prompt")
-        self.requests[request.request_id] = request
-        for index in range(request.params.n):
-            self.samples[request.request_id, index] = []
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, kv_caches: list[tuple[Tensor, Tensor]], batch: AttentionBatch
+    ) -> Tensor:
+        """Hidden states [T,1]: the state reached by each query's context."""
+        ((keys, values),) = kv_caches
+        size = keys.shape[1]
+        slots = batch.slot_mapping
+        assert len(set(slots.tolist())) == len(slots), "two tokens were given the same slot"
+        keys[slots // size, slots % size, 0, 0] = input_ids.float()
+        values[slots // size, slots % size, 0, 0] = positions.float()
+        self.num_computed += len(input_ids)
+        hidden = []
+        starts = batch.query_start_loc.tolist()
+        for b in range(batch.num_requests):
+            length = int(batch.seq_lens[b])
+            count = starts[b + 1] - starts[b]
+            assert (length, count) == (batch.seq_lens_host[b], batch.query_lens_host[b])
+            where = torch.arange(length)
+            blocks = batch.block_table[b].long()[where // size]
+            assert torch.equal(values[blocks, where % size, 0, 0], where.float()), "a position is not where it belongs"
+            assert torch.equal(positions[starts[b] : starts[b + 1]], where[length - count :])
+            states = _states(keys[blocks, where % size, 0, 0].long().tolist())
+            hidden += states[length - count :]
+        return torch.tensor(hidden, dtype=torch.float32)[:, None]
 
-    def abort(self, request: AbortRequest) -> None:
-        for key in list(self.samples):
-            if key[0] == request.request_id and request.index in (None, key[1]):
-                del self.samples[key]
-
-    def has_work(self) -> bool:
-        return bool(self.samples)
-
-    def step(self) -> list[TokenOutput]:
-        time.sleep(self.step_seconds)
-        self.counts.num_steps += 1
-        outputs = [self._advance(*key) for key in list(self.samples)]
-        self.counts.num_generated_tokens += len(outputs)
-        return outputs
-
-    def _advance(self, request_id: str, index: int) -> TokenOutput:
-        request, tokens = self.requests[request_id], self.samples[request_id, index]
-        last = tokens[-1] if tokens else request.prompt_token_ids[-1]
-        token = (last + 1) % VOCAB_SIZE
-        tokens.append(token)
-        ended = token == 0 and not request.params.ignore_eos
-        full = len(tokens) == (request.params.max_tokens or MAX_MODEL_LEN - len(request.prompt_token_ids))
-        finish = "stop" if ended else "length" if full else None
-        if finish:
-            del self.samples[request_id, index]
-        return TokenOutput(
-            request_id=request_id,
-            index=index,
-            token_ids=[token],
-            finish_reason=finish,
-            stop_token=token if ended else None,
-        )
-
-    def stats(self) -> EngineStats:
-        self.counts.num_running = len({request_id for request_id, _ in self.samples})
-        return self.counts
-
-    def shutdown(self) -> None:
-        pass
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """float32 [R, head rows]."""
+        return self.table[hidden[:, 0].long()]
 
 
-class SlowCore(FakeCore):
-    """20 ms a step."""
+class FakeKernels:
+    """Satisfies the core's ``Kernels``."""
 
-    step_seconds = 0.02
+    def select(self, op: str, problem: Any) -> Any:
+        """The reference's ``copy_blocks``."""
+        assert op == "copy_blocks"
+        return copy_blocks
 
-
-class HangingCore(FakeCore):
-    """Its fifth step never ends."""
-
-    def step(self) -> list[TokenOutput]:
-        if self.counts.num_steps == 4:
-            time.sleep(3600)
-        return super().step()
+    def report(self) -> list[dict[str, str]]:
+        """No choices."""
+        return []
 
 
-class RaisingCore(SlowCore):
-    """Its fifth step raises."""
-
-    def step(self) -> list[TokenOutput]:
-        if self.counts.num_steps == 4:
-            raise ZeroDivisionError("the fifth step")
-        return super().step()
-
-
-class DyingCore(SlowCore):
-    """It is killed in its fifth step."""
-
-    def step(self) -> list[TokenOutput]:
-        if self.counts.num_steps == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step()
+def _states(tokens: Iterable[int]) -> list[int]:
+    """The state after each token."""
+    state, states = 7, []
+    for token in tokens:
+        state = (state * _MULTIPLIER + token + 1) % NUM_STATES
+        states.append(state)
+    return states
 
 
-class FailingSampleCore(FakeCore):
-    """The fifth token of a request whose id begins with "bad" is an error."""
-
-    def _advance(self, request_id: str, index: int) -> TokenOutput:
-        if request_id.startswith("bad") and len(self.samples[request_id, index]) == 4:
-            del self.samples[request_id, index]
-            return TokenOutput(request_id=request_id, index=index, finish_reason="error", error="bad row")
-        return super()._advance(request_id, index)
+def expected_logits(model: FakeModel, tokens: list[int]) -> Tensor:
+    """float32 [T, head rows], from the tokens alone."""
+    return model.table[torch.tensor(_states(tokens))]
 
 
-class MisconfiguredCore(FakeCore):
-    """Does not start, by a mistake of the user."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        raise ConfigError("block_size is 3; it must be a power of two")
-
-
-class BrokenCore(FakeCore):
-    """Does not start, by a mistake of ours."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        raise KeyError("oops")
+def expected_greedy(model: FakeModel, prompt: list[int], num_tokens: int, *, stop: Iterable[int] = ()) -> list[int]:
+    """The greedy continuation, from the tokens alone; ends with the first of ``stop``."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + num_tokens:
+        tokens.append(int(expected_logits(model, tokens)[-1, :VOCAB_SIZE].argmax()))
+        if tokens[-1] in stop:
+            break
+    return tokens[len(prompt) :]
 
 
-class KilledAtStartCore(FakeCore):
-    """Is killed while it loads."""
+def make_core(
+    model: FakeModel | None = None, *, num_blocks: int = 64, vocab_size: int = VOCAB_SIZE, **options: Any
+) -> EngineCore:
+    """A core around a fake model whose pool has ``num_blocks`` blocks."""
+    block_size = options.setdefault("block_size", 4)
+    config = EngineConfig(model="fake", kv_cache_bytes=num_blocks * block_size * 8, **options)
+    return EngineCore.from_parts(config, model or FakeModel(), CpuPlatform(), FakeKernels(), vocab_size=vocab_size)
 
-    def __init__(self, config: EngineConfig) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+
+def make_request(request_id: str, prompt: list[int], **params: Any) -> EngineRequest:
+    """A request with greedy sampling, seed 0 and no end of text unless told otherwise."""
+    params = {"temperature": 0.0, "seed": 0, "ignore_eos": True, **params}
+    extras = {key: params.pop(key) for key in ("cache_salt", "adapter") if key in params}
+    return EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=SamplingParams(**params), **extras)
 
 
-class SlowStartCore(FakeCore):
-    """Loads for an hour."""
+def run(core: EngineCore, *requests: EngineRequest, max_steps: int = 100_000) -> dict[tuple[str, int], TokenOutput]:
+    """Add requests, step until nothing is left, and join each sample's outputs into one."""
+    for request in requests:
+        core.add_request(request)
+    return drain(core, max_steps=max_steps)
 
-    def __init__(self, config: EngineConfig) -> None:
-        time.sleep(3600)
+
+def drain(core: EngineCore, *, max_steps: int = 100_000) -> dict[tuple[str, int], TokenOutput]:
+    """Step until nothing is left; each sample's outputs joined into one."""
+    joined: dict[tuple[str, int], TokenOutput] = {}
+    for _ in range(max_steps):
+        if not core.has_work():
+            return joined
+        for output in core.step():
+            join(joined, output)
+    raise AssertionError(f"still not done after {max_steps} steps")
+
+
+def join(joined: dict[tuple[str, int], TokenOutput], output: TokenOutput) -> None:
+    """Add one step's output of a sample to what came before."""
+    whole = joined.setdefault((output.request_id, output.index), output)
+    if whole is output:
+        return
+    assert whole.finish_reason is None, "output after the end"
+    assert output.prompt_logprobs is None, "prompt logprobs come once"
+    whole.token_ids += output.token_ids
+    if output.logprobs is not None:
+        assert whole.logprobs is not None
+        whole.logprobs += output.logprobs
+    whole.finish_reason, whole.stop_token, whole.error = output.finish_reason, output.stop_token, output.error

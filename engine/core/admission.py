@@ -1,0 +1,58 @@
+"""Admission: from a client's request to samples that the engine can certainly answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+
+from ...errors import ContextLengthError, RequestError
+from ..messages import EngineRequest
+from ..sampling_params import MAX_SEED
+from .kv_cache import KVPlan
+from .request import Sample
+
+
+def check_request(request: EngineRequest, plan: KVPlan, vocab_size: int) -> None:
+    """Refuse what cannot be computed (RequestError, ContextLengthError); nothing has been stored by then."""
+    prompt = request.prompt_token_ids
+    if not prompt:
+        raise RequestError("the prompt is empty; it must have at least one token", param="prompt")
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        wrong = next(token for token in prompt if not 0 <= token < vocab_size)
+        raise RequestError(f"the prompt holds token {wrong}; ids go from 0 to {vocab_size - 1}", param="prompt")
+    if len(prompt) >= plan.max_model_len:
+        raise ContextLengthError(
+            f"the prompt has {len(prompt)} tokens and at least one more is generated; this engine serves up to "
+            f"{plan.max_model_len} tokens in all (KV cache: {plan.num_blocks * plan.block_size}); shorten the prompt",
+            param="prompt",
+        )
+    request.params.check_vocabulary(vocab_size)
+
+
+def make_samples(request: EngineRequest, plan: KVPlan, eos_token_ids: frozenset[int], first_order: int) -> list[Sample]:
+    """The request's ``n`` samples in order. Output ends at ``max_tokens`` or at the longest sequence served."""
+    params = request.params
+    if params.seed is None:
+        request.params = params = dataclasses.replace(params, seed=secrets.randbelow(MAX_SEED + 1))
+    stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
+    limit = plan.max_model_len
+    if params.max_tokens is not None:
+        limit = min(limit, len(request.prompt_token_ids) + params.max_tokens)
+    samples = [
+        Sample(
+            request=request,
+            index=index,
+            order=first_order + index,
+            tokens=list(request.prompt_token_ids),
+            max_num_tokens=limit,
+            stop_ids=stop_ids,
+        )
+        for index in range(params.n)
+    ]
+    leader, *siblings = samples
+    leader.siblings = siblings
+    for sibling in siblings:
+        sibling.leader = leader
+    if params.prompt_logprobs is not None:
+        leader.prompt_logprobs = []
+    return samples

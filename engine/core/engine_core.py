@@ -1,0 +1,236 @@
+"""EngineCore: the step loop's one turn, and everything that a client may ask of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ...errors import ContextLengthError, RequestError
+from ...kernels.attention_batch import AttentionBatch
+from ...kernels.problems import PlainProblem, dtype_name
+from ...platforms import Platform
+from ..config import EngineConfig
+from ..messages import AbortRequest, EngineInfo, EngineRequest, EngineStats, TokenLogprobs, TokenOutput
+from .admission import check_request, make_samples
+from .batch import Batch
+from .block_pool import BlockPool
+from .kv_cache import KVPlan, allocate_kv_caches, plan_kv_cache
+from .prefix_cache import PrefixCache
+from .request import Sample
+from .runner import ModelRunner, StepResult
+from .scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from ..models.model import Model
+
+
+class Kernels(Protocol):
+    """The part of KernelSet that the core uses."""
+
+    def select(self, op: str, problem: Any) -> Any: ...
+    def report(self) -> list[dict[str, str]]: ...
+
+
+class EngineCore:
+    """One model with its KV pool and its queue. Not thread-safe: one thread adds, aborts and steps.
+
+    ``from_parts`` takes a loaded model; ids from ``vocab_size`` up are padding rows of its head (None: it has none).
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        from .loading import load_parts
+
+        parts = load_parts(config)
+        self._set_up(config, parts.model, parts.platform, parts.kernels, parts.vocab_size)
+
+    @classmethod
+    def from_parts(
+        cls, config: EngineConfig, model: Model, platform: Platform, kernels: Kernels, *, vocab_size: int | None = None
+    ) -> EngineCore:
+        """A core around a model that is already in memory."""
+        core = cls.__new__(cls)
+        core._set_up(config, model, platform, kernels, vocab_size)
+        return core
+
+    def _set_up(
+        self, config: EngineConfig, model: Model, platform: Platform, kernels: Kernels, vocab_size: int | None
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._device = platform.device
+        self._kernels = kernels
+        self._vocab_size = min(model.config.vocab_size, vocab_size or model.config.vocab_size)
+        self._plan: KVPlan = plan_kv_cache(config, model, platform)
+        self._caches = allocate_kv_caches(self._plan, model, platform.device)
+        self._pool = BlockPool(self._plan.num_blocks)
+        batch = Batch(
+            num_rows=config.max_num_seqs, max_model_len=self._plan.max_model_len, block_size=config.block_size
+        )
+        self._scheduler = Scheduler(
+            pool=self._pool,
+            cache=PrefixCache(self._pool, config.block_size, enabled=config.enable_prefix_caching),
+            batch=batch,
+            block_size=config.block_size,
+            max_num_tokens=config.max_num_batched_tokens,
+        )
+        self._runner = ModelRunner(
+            model=model,
+            batch=batch,
+            caches=self._caches,
+            device=platform.device,
+            copy_blocks=kernels.select("copy_blocks", PlainProblem(model.dtype)),
+            vocab_size=self._vocab_size,
+        )
+        self._requests: dict[str, list[Sample]] = {}
+        self._pending: list[TokenOutput] = []
+        self._counters = EngineStats(num_blocks=self._plan.num_blocks)
+        self._next_order = 0
+
+    def info(self) -> EngineInfo:
+        """What a client needs to know; the kernel report is complete once the model is loaded."""
+        return EngineInfo(
+            model_name=self._config.model,
+            vocab_size=self._vocab_size,
+            max_model_len=self._plan.max_model_len,
+            block_size=self._plan.block_size,
+            num_blocks=self._plan.num_blocks,
+            device=str(self._device),
+            dtype=dtype_name(self._model.dtype),
+            kernels=self._kernels.report(),
+        )
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue a request (RequestError, ContextLengthError: nothing of it was kept)."""
+        if request.request_id in self._requests:
+            raise RequestError(f"request id {request.request_id!r} is in use; choose another", param="request_id")
+        check_request(request, self._plan, self._vocab_size)
+        samples = make_samples(request, self._plan, self._model.config.eos_token_ids, self._next_order)
+        self._next_order += len(samples)
+        self._requests[request.request_id] = samples
+        self._counters.num_prompt_tokens += len(request.prompt_token_ids)
+        for sample in samples:
+            self._scheduler.add(sample)
+
+    def abort(self, request: AbortRequest) -> None:
+        """End a request or one of its samples now; the next step reports ``abort`` for those that were unfinished."""
+        for sample in list(self._requests.get(request.request_id, ())):
+            if request.index is None or request.index == sample.index:
+                self._finish(sample)
+                self._pending.append(
+                    TokenOutput(request_id=request.request_id, index=sample.index, finish_reason="abort")
+                )
+
+    def has_work(self) -> bool:
+        """True while ``step`` has something to compute or to report."""
+        return bool(self._requests or self._pending)
+
+    def step(self) -> list[TokenOutput]:
+        """Compute one step; returns new tokens and the ends of samples. An exception means that the core is lost."""
+        outputs, self._pending = self._pending, []
+        plan = self._scheduler.schedule()
+        if plan:
+            result = self._runner.execute(plan)
+            self._scheduler.commit(plan)
+            self._counters.num_steps += 1
+            self._collect(result, outputs)
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters now."""
+        return dataclasses.replace(
+            self._counters,
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_live_blocks=self._pool.num_live,
+            num_cached_blocks=self._pool.num_cached,
+            num_preemptions=self._scheduler.num_preemptions,
+        )
+
+    @torch.inference_mode()
+    def logits(self, token_ids: list[int]) -> Tensor:
+        """float32 [T, head rows]: the model's logits at each position of a sequence, padding rows included.
+
+        Takes free KV blocks for the time of the call; ContextLengthError where there are not enough.
+        """
+        size = self._plan.block_size
+        num_blocks = -(-len(token_ids) // size)
+        if len(token_ids) > self._plan.max_model_len or num_blocks > self._pool.num_free:
+            raise ContextLengthError(
+                f"the sequence has {len(token_ids)} tokens; at most {self._plan.max_model_len} are served, and "
+                f"{self._pool.num_free * size} fit the free part of the KV cache now"
+            )
+        blocks = self._pool.allocate(num_blocks)
+        try:
+            return self._sequence_logits(token_ids, blocks)
+        finally:
+            self._pool.release(blocks)
+
+    def shutdown(self) -> None:
+        """Drop all requests and the KV cache."""
+        for request_id in list(self._requests):
+            self.abort(AbortRequest(request_id=request_id))
+        self._pending.clear()
+        self._caches.clear()
+
+    def _collect(self, result: StepResult, outputs: list[TokenOutput]) -> None:
+        for sample, token, logprobs in zip(result.samples, result.tokens, result.logprobs, strict=True):
+            outputs.append(self._advance(sample, token, logprobs))
+        self._counters.num_generated_tokens += len(result.samples)
+
+    def _advance(self, sample: Sample, token: int | None, logprobs: TokenLogprobs | None) -> TokenOutput:
+        """Append a drawn token to its sample and end the sample where it ends."""
+        output = TokenOutput(
+            request_id=sample.request.request_id, index=sample.index, num_cached_tokens=sample.num_cached_tokens
+        )
+        if token is None:
+            output.finish_reason = "error"
+            output.error = "no token can be drawn: the logits are not finite, or every token is banned"
+            self._finish(sample)
+            return output
+        if sample.num_output_tokens == 0:
+            output.prompt_logprobs = sample.prompt_logprobs
+            if sample.index == 0:
+                self._counters.num_cached_tokens += sample.num_cached_tokens
+        sample.tokens.append(token)
+        output.token_ids.append(token)
+        if logprobs is not None:
+            output.logprobs = [logprobs]
+        if token in sample.stop_ids:
+            output.finish_reason, output.stop_token = "stop", token
+        elif len(sample.tokens) >= sample.max_num_tokens:
+            output.finish_reason = "length"
+        if output.finish_reason:
+            self._finish(sample)
+        return output
+
+    def _finish(self, sample: Sample) -> None:
+        self._scheduler.finish(sample)
+        samples = self._requests[sample.request.request_id]
+        samples.remove(sample)
+        if not samples:
+            del self._requests[sample.request.request_id]
+        self._counters.num_finished += 1
+
+    def _sequence_logits(self, token_ids: list[int], blocks: list[int]) -> Tensor:
+        """Run one sequence through the model, a step's budget at a time."""
+        size = self._plan.block_size
+        tokens, table = torch.tensor(token_ids), torch.tensor([blocks])
+        parts = []
+        for start in range(0, len(token_ids), self._config.max_num_batched_tokens):
+            positions = torch.arange(start, min(start + self._config.max_num_batched_tokens, len(token_ids)))
+            end = start + len(positions)
+            attention = AttentionBatch(
+                query_start_loc=torch.tensor([0, len(positions)], dtype=torch.int32, device=self._device),
+                seq_lens=torch.tensor([end], dtype=torch.int32, device=self._device),
+                block_table=table.to(self._device, torch.int32),
+                slot_mapping=(table[0, positions // size] * size + positions % size).to(self._device),
+                query_lens_host=(len(positions),),
+                seq_lens_host=(end,),
+            )
+            ids = tokens[positions].to(self._device)
+            hidden = self._model.forward(ids, positions.to(self._device), self._caches, attention)
+            parts.append(self._model.compute_logits(hidden))
+        return torch.cat(parts)

@@ -1,0 +1,106 @@
+"""Sizing of the KV pool from the memory that is really free, and its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...errors import ConfigError
+from ...kernels.kv_layout import allocate_kv_cache, kv_block_bytes
+from ...log import get_logger
+from ...platforms import Platform
+from ..config import EngineConfig
+
+if TYPE_CHECKING:
+    from ..models.model import Model
+
+KVCaches = list[tuple[Tensor, Tensor]]
+
+_CPU_DEFAULT_BYTES = 4 << 30  # on a CPU the rest of the machine wants memory too; kv_cache_bytes asks for more
+_GIB = 1 << 30
+
+logger = get_logger("twofold.core")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVPlan:
+    """The pool's size: ``num_blocks`` blocks of ``block_size`` tokens, and the longest sequence that is served."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+
+    def __post_init__(self) -> None:
+        assert self.max_model_len <= self.num_blocks * self.block_size, "the longest sequence must fit the pool"
+
+
+def plan_kv_cache(config: EngineConfig, model: Model, platform: Platform) -> KVPlan:
+    """Size the pool once the weights are loaded; ConfigError where not even one block fits.
+
+    The pool never exceeds what ``max_num_seqs`` sequences of full length can use. A pool too small for one such
+    sequence lowers ``max_model_len``, so that any prompt that is admitted can also be answered.
+    """
+    max_model_len = _wanted_model_len(config, model)
+    size = config.block_size
+    block_bytes = model.num_layers * kv_block_bytes(size, model.kv_heads, model.head_size, model.dtype)
+    budget = _budget(config, model, platform)
+    useful = config.max_num_seqs * -(-max_model_len // size)
+    num_blocks = min(budget // block_bytes, useful)
+    if num_blocks < 1:
+        raise ConfigError(
+            f"the KV cache may take {budget} bytes and one block of {size} tokens takes {block_bytes}; "
+            "free memory, raise kv_cache_bytes or memory_fraction, or take a smaller model"
+        )
+    if num_blocks * size < max_model_len:
+        logger.warning(
+            "the KV cache of %d blocks holds %d tokens, less than max_model_len %d: "
+            "serving up to %d tokens a sequence; raise kv_cache_bytes for more",
+            num_blocks,
+            num_blocks * size,
+            max_model_len,
+            num_blocks * size,
+        )
+    logger.info(
+        "KV cache: %d blocks of %d tokens, %.2f GiB", num_blocks, size, num_blocks * block_bytes / _GIB
+    )
+    return KVPlan(num_blocks=num_blocks, block_size=size, max_model_len=min(max_model_len, num_blocks * size))
+
+
+def allocate_kv_caches(plan: KVPlan, model: Model, device: torch.device) -> KVCaches:
+    """(key_cache, value_cache) [N,S,G,D] of each layer."""
+    return [
+        allocate_kv_cache(plan.num_blocks, plan.block_size, model.kv_heads, model.head_size, model.dtype, device)
+        for _ in range(model.num_layers)
+    ]
+
+
+def workspace_bytes(config: EngineConfig, model: Model) -> int:
+    """What one step needs beside weights and KV cache: activations of its tokens, logits and copies of them."""
+    shape = model.config
+    width = 4 * shape.hidden_size + 3 * shape.intermediate_size + 2 * shape.num_heads * shape.head_size
+    activations = config.max_num_batched_tokens * width * model.dtype.itemsize
+    logits = 3 * max(config.max_num_seqs, 128) * shape.vocab_size * 4
+    return activations + logits
+
+
+def _wanted_model_len(config: EngineConfig, model: Model) -> int:
+    limit = model.config.max_position_embeddings
+    if config.max_model_len is None:
+        return limit
+    if config.max_model_len > limit and model.config.rope.kind != "dynamic":  # dynamic scaling grows with the sequence
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}; this model has positions for {limit} tokens; ask for that"
+        )
+    return config.max_model_len
+
+
+def _budget(config: EngineConfig, model: Model, platform: Platform) -> int:
+    if config.kv_cache_bytes is not None:
+        return config.kv_cache_bytes
+    free = int(platform.memory().free * config.memory_fraction) - workspace_bytes(config, model)
+    if platform.spec.device_type == "cpu":
+        free = min(free, _CPU_DEFAULT_BYTES)
+    return max(free, 0)

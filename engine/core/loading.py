@@ -1,0 +1,45 @@
+"""Loading: from a user's options to the parts of a core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...kernels.kernel_set import KernelSet
+from ...log import get_logger
+from ...platforms import Platform, select_platform
+from ..config import EngineConfig
+from ..models import Model, load_model
+from ..sources import ModelFiles, resolve_model
+from ..tokenizer import load_tokenizer
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreParts:
+    """A loaded model and what it runs on. ``vocab_size`` is the tokenizer's length; later rows of the head are padding."""
+
+    model: Model
+    platform: Platform
+    kernels: KernelSet
+    vocab_size: int
+
+
+def load_parts(config: EngineConfig) -> CoreParts:
+    """Fetch, quantize where asked, and load (ModelNotFoundError, CheckpointError, ConfigError, UnsupportedError)."""
+    platform = select_platform(config.device)
+    platform.set_threads(config.num_threads)
+    files = _find_files(config)
+    vocab_size = load_tokenizer(files).vocab_size
+    kernels = KernelSet(platform.spec, strict=config.strict_kernels)
+    model = load_model(files, config, platform, kernels)
+    logger.info("loaded %s: %.2f GiB of weights on %s", config.model, model.weight_bytes / (1 << 30), platform.device)
+    return CoreParts(model=model, platform=platform, kernels=kernels, vocab_size=vocab_size)
+
+
+def _find_files(config: EngineConfig) -> ModelFiles:
+    if config.quantize is None:
+        return resolve_model(config.model)
+    from ...quant import ensure_quantized
+
+    return resolve_model(str(ensure_quantized(config.model, config.quantize)))

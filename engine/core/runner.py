@@ -1,0 +1,105 @@
+"""ModelRunner: carries out a step plan: copies blocks, runs the model over the batch, draws tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..messages import TokenLogprobs
+from .batch import Batch, StepInputs
+from .kv_cache import KVCaches
+from .logprobs import token_logprobs
+from .request import Sample
+from .sampler import Sampler
+from .step_plan import StepPlan
+
+if TYPE_CHECKING:
+    from ..models.model import Model
+
+_LOGIT_ROWS = 128  # rows of prompt logits held at once
+
+CopyBlocks = Callable[[list[Tensor], list[tuple[int, int]]], None]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """One entry per drawn token, in plan order. ``tokens`` holds None where a sample had no valid token to draw."""
+
+    samples: list[Sample] = field(default_factory=list)
+    tokens: list[int | None] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+
+
+class ModelRunner:
+    """Runs one model over the rows of one batch."""
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        batch: Batch,
+        caches: KVCaches,
+        device: torch.device,
+        copy_blocks: CopyBlocks,
+        vocab_size: int,
+    ) -> None:
+        self._model = model
+        self._batch = batch
+        self._caches = caches
+        self._device = device
+        self._copy_blocks = copy_blocks
+        self._vocab_size = vocab_size
+        self._sampler = Sampler(batch, vocab_size)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute a step; drawn tokens are appended to their batch rows."""
+        if plan.block_copies:
+            self._copy_blocks([cache for pair in self._caches for cache in pair], plan.block_copies)
+        inputs = self._batch.inputs(plan, self._device)
+        hidden = self._model.forward(inputs.input_ids, inputs.positions, self._caches, inputs.attention)
+        for place, sample in enumerate(plan.samples):
+            if sample.wants_prompt_logprobs:
+                self._read_prompt_logprobs(sample, hidden, inputs, place)
+        return self._draw(plan, hidden, inputs)
+
+    def _draw(self, plan: StepPlan, hidden: Tensor, inputs: StepInputs) -> StepResult:
+        drawing = inputs.drawing
+        if len(drawing) == 0:
+            return StepResult()
+        last = inputs.starts[drawing] + inputs.counts[drawing] - 1
+        if len(last) != len(hidden):
+            hidden = hidden[torch.from_numpy(last).to(self._device, non_blocking=True)]
+        rows = inputs.rows[drawing]
+        drawn = self._sampler.sample(self._model.compute_logits(hidden), rows)
+        self._batch.append_tokens(rows, drawn.tokens)
+        tokens = [
+            token if is_valid else None
+            for token, is_valid in zip(drawn.tokens.tolist(), drawn.is_valid.tolist(), strict=True)
+        ]
+        return StepResult(
+            samples=[plan.samples[place] for place in drawing.tolist()],
+            tokens=tokens,
+            logprobs=[drawn.logprobs.get(place) for place in range(len(tokens))],
+        )
+
+    def _read_prompt_logprobs(self, sample: Sample, hidden: Tensor, inputs: StepInputs, place: int) -> None:
+        """Log-probabilities of the prompt tokens that this step's queries predict."""
+        entries = sample.prompt_logprobs
+        num_top = sample.params.prompt_logprobs
+        assert entries is not None and num_top is not None
+        computed, start = int(inputs.computed[place]), int(inputs.starts[place])
+        if computed == 0:  # at the start, or again after a preemption
+            entries[:] = [None]
+        stop = min(computed + int(inputs.counts[place]), sample.num_prompt_tokens - 1)
+        for first in range(computed, stop, _LOGIT_ROWS):
+            count = min(_LOGIT_ROWS, stop - first)
+            offset = start + first - computed
+            logits = self._model.compute_logits(hidden[offset : offset + count])[:, : self._vocab_size]
+            targets = np.array(sample.tokens[first + 1 : first + 1 + count], dtype=np.int64)
+            entries += token_logprobs(logits, torch.from_numpy(targets).to(self._device), [num_top] * count)

@@ -1,0 +1,29 @@
+"""StepPlan: what one step computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .request import Sample, SampleId
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """The scheduler's decision: how many tokens of which samples, with what must happen to the KV blocks before.
+
+    ``num_tokens`` keeps the order of ``samples``; whether a sample is in its prompt or in its output plays no role.
+    ``block_copies`` holds (source, target) pairs to copy before anything is written.
+    """
+
+    num_tokens: dict[SampleId, int] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
+    num_preempted: int = 0
+
+    def add(self, sample: Sample, count: int) -> None:
+        """Compute ``count`` more tokens of a sample in this step."""
+        self.samples.append(sample)
+        self.num_tokens[sample.id] = count
+
+    def __bool__(self) -> bool:
+        return bool(self.samples)

@@ -1,45 +1,133 @@
-"""Latency and throughput of the offline engine, with the memory and arithmetic rates beside tokens per second."""
+"""Latency and throughput of the offline engine, with memory and arithmetic rates beside tokens per second."""
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 import time
-from dataclasses import fields
 from typing import Any
 
 from ..engine.config import EngineConfig
+from ..engine.core.engine_core import EngineCore
+from ..engine.core.loading import load_parts
 from ..engine.llm import LLM
 from ..engine.model_config import ModelConfig
+from ..engine.models.model import Model
 from ..engine.sampling_params import SamplingParams
+from ..engine.text_side import find_model, load_text_side
+
+_LABELS = {
+    "time_to_first_token_ms": "time to first token, ms",
+    "time_per_output_token_ms": "time per output token, ms",
+    "seconds": "seconds",
+    "prefill_tokens_per_second": "prefill tokens/s",
+    "prefill_gflop_per_second": "prefill GFLOP/s",
+    "decode_tokens_per_second": "decode tokens/s",
+    "decode_gb_per_second": "decode GB/s",
+    "output_tokens_per_second": "output tokens/s",
+    "total_tokens_per_second": "total tokens/s",
+    "gflop_per_second": "GFLOP/s",
+}
 
 
-def linear_parameters(config: ModelConfig) -> int:
-    """Weights that one token is multiplied with: projections, MLP and head, without the embedding's look-up."""
-    attention = config.hidden_size * config.head_size * 2 * (config.num_heads + config.num_kv_heads)
+def measure_latency(config: EngineConfig, args: argparse.Namespace) -> dict[str, Any]:
+    """One batch at a time, its prefill also by itself; the difference is the time of decoding. Medians."""
+    bench = OfflineBench(config)
+    shape = (args.batch_size, args.input_len)
+    prefill = statistics.median(bench.run(*shape, 1) for _ in range(args.iterations))
+    total = statistics.median(bench.run(*shape, args.output_len) for _ in range(args.iterations))
+    return bench.describe("latency", args) | latency_figures(
+        bench.model, prefill, total, args.batch_size, args.input_len, args.output_len
+    )
+
+
+def measure_throughput(config: EngineConfig, args: argparse.Namespace) -> dict[str, Any]:
+    """All prompts at once, once."""
+    bench = OfflineBench(config)
+    seconds = bench.run(args.num_prompts, args.input_len, args.output_len)
+    num_prompt, num_output = args.num_prompts * args.input_len, args.num_prompts * args.output_len
+    operations = matmul_operations(bench.model.config, num_prompt + num_output - args.num_prompts, num_output)
+    return bench.describe("throughput", args) | {
+        "seconds": seconds,
+        "output_tokens_per_second": num_output / seconds,
+        "total_tokens_per_second": (num_prompt + num_output) / seconds,
+        "gflop_per_second": operations / seconds / 1e9,
+    }
+
+
+def latency_figures(
+    model: Model, prefill: float, total: float, batch_size: int, input_len: int, output_len: int
+) -> dict[str, float]:
+    """Figures from two times in seconds: the batch with one output token each, and with all of them."""
+    figures = {
+        "time_to_first_token_ms": 1000 * prefill,
+        "seconds": total,
+        "prefill_tokens_per_second": batch_size * input_len / prefill,
+        "prefill_gflop_per_second": matmul_operations(model.config, batch_size * input_len, batch_size) / prefill / 1e9,
+        "output_tokens_per_second": batch_size * output_len / total,
+    }
+    num_steps = output_len - 1
+    if num_steps and total > prefill:
+        per_step = (total - prefill) / num_steps
+        context = batch_size * (input_len + output_len / 2)
+        num_bytes = decode_weight_bytes(model) + context * kv_bytes_per_token(model)
+        figures["time_per_output_token_ms"] = 1000 * per_step
+        figures["decode_tokens_per_second"] = batch_size / per_step
+        figures["decode_gb_per_second"] = num_bytes / per_step / 1e9
+    return figures
+
+
+def matmul_operations(config: ModelConfig, num_tokens: int, num_heads: int) -> int:
+    """Multiplications and additions of the weights: every token through the layers, ``num_heads`` through the head."""
+    attention = 2 * config.hidden_size * config.head_size * (config.num_heads + config.num_kv_heads)
     mlp = 3 * config.hidden_size * config.intermediate_size
-    return config.num_layers * (attention + mlp) + config.vocab_size * config.hidden_size
+    head = config.vocab_size * config.hidden_size
+    return 2 * (num_tokens * config.num_layers * (attention + mlp) + num_heads * head)
 
 
-def kv_bytes_per_token(config: ModelConfig, element_size: int) -> int:
+def decode_weight_bytes(model: Model) -> int:
+    """Bytes of weights that one decode step reads: all but the look-up in an untied embedding."""
+    config = model.config
+    embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size * model.dtype.itemsize
+    return model.weight_bytes - embedding
+
+
+def kv_bytes_per_token(model: Model) -> int:
     """Bytes of keys and values that one token keeps in all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_size * element_size
+    return 2 * model.num_layers * model.kv_heads * model.head_size * model.dtype.itemsize
+
+
+def offline_rows(figures: dict[str, Any]) -> list[list[str]]:
+    """The figures as a table."""
+    rows = [["model", str(figures["model"])], ["device", f"{figures['device']}, {figures['dtype']}"]]
+    return rows + [[label, f"{figures[name]:.2f}"] for name, label in _LABELS.items() if name in figures]
 
 
 class OfflineBench:
-    """One engine and seeded random prompts; no prompt is used twice, so that the prefix cache serves none."""
+    """One engine and seeded random prompts; no prompt comes twice, so that the prefix cache serves none."""
 
     def __init__(self, config: EngineConfig) -> None:
-        options = {field.name: getattr(config, field.name) for field in fields(config) if field.name != "model"}
-        self.llm = LLM(config.model, **options)
-        self.rng = random.Random(config.seed)
+        parts = load_parts(config)
+        tokenizer, generation = load_text_side(find_model(config), config)
+        core = EngineCore.from_parts(config, parts.model, parts.platform, parts.kernels, vocab_size=parts.vocab_size)
+        self.model = parts.model
+        self.llm = LLM.from_parts(core, tokenizer, generation)
+        self._rng = random.Random(config.seed)
         self.run(1, 8, 2)
 
     def run(self, num_prompts: int, input_len: int, output_len: int) -> float:
         """Seconds to complete ``num_prompts`` prompts together, greedily and to the full length."""
         vocabulary = self.llm.info.vocab_size
-        prompts = [[self.rng.randrange(vocabulary) for _ in range(input_len)] for _ in range(num_prompts)]
+        prompts = [[self._rng.randrange(vocabulary) for _ in range(input_len)] for _ in range(num_prompts)]
         params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
         start = time.perf_counter()
-        self.llm.generate(prompts, params, use_tqdm=False)
+        self.llm.generate(prompts, params, progress=False)
         return time.perf_counter() - start
+
+    def describe(self, kind: str, args: argparse.Namespace) -> dict[str, Any]:
+        """What was measured: engine and shape."""
+        info = self.llm.info
+        names = ("batch_size", "num_prompts", "input_len", "output_len", "iterations")
+        shape = {name: getattr(args, name) for name in names if hasattr(args, name)}
+        return {"kind": kind, "model": info.model_name, "device": info.device, "dtype": info.dtype, **shape}

@@ -151,6 +151,6 @@ def _server_session(args: argparse.Namespace) -> Session:
 
 
 def _local_session(args: argparse.Namespace) -> Session:
-    from ..engine.llm import LLM
+    from .chat_engine import EngineSession
 
-    raise NotImplementedError(LLM, engine_config(args))
+    return EngineSession(engine_config(args), sampling_overrides(args))

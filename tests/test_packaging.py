@@ -36,8 +36,8 @@ def test_packages_list_equals_the_folders() -> None:
 
 
 def test_every_folder_has_an_init() -> None:
-    names = source_files()
-    assert {Path(name).parent for name in names} == {Path(name).parent for name in names if name.endswith("__init__.py")}
+    names = [Path(name) for name in source_files()]
+    assert {name.parent for name in names} == {name.parent for name in names if name.name == "__init__.py"}
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +71,14 @@ def test_wheel_is_pure_and_names_no_vendor(built: Path) -> None:
         assert "twofold = twofold.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
     required = " ".join(metadata.get_all("Requires-Dist", [])).lower()
     assert not any(word in required for word in ("nvidia", "cuda", "rocm", "amd", "triton"))
-    assert metadata.get_payload() == (ROOT / "README.md").read_text()
+    assert metadata.get_payload().strip() == (ROOT / "README.md").read_text().strip()
 
 
 def test_sdist_can_be_built_again(built: Path) -> None:
     (archive,) = built.glob("*.tar.gz")
     prefix = f"twofold-{twofold.__version__}/"
-    names = {name.removeprefix(prefix) for name in tarfile.open(archive).getnames()}
+    with tarfile.open(archive) as packed:
+        names = {name.removeprefix(prefix) for name in packed.getnames()}
     assert {name.removeprefix("twofold/") for name in source_files()} <= names
     assert {"pyproject.toml", "README.md", "LICENSE"} <= names
 

@@ -1,5 +1,6 @@
 """The load generator: how much it sends, when, and that its figures follow from what arrived."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -18,7 +19,7 @@ def test_jobs_are_seeded_and_within_the_range() -> None:
     assert all(75 - 4 <= len(job.prompt.split()) <= 125 for job in jobs)
     assert all(30 <= job.output_len <= 50 for job in jobs)
     assert len({job.prompt.split(":")[0] for job in jobs}) == 50
-    gaps = [later.due - earlier.due for earlier, later in zip(jobs, jobs[1:], strict=False)]
+    gaps = [later.due - earlier.due for earlier, later in itertools.pairwise(jobs)]
     assert min(gaps) > 0 and 0.05 < sum(gaps) / len(gaps) < 0.2
 
 

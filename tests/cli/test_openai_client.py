@@ -1,5 +1,6 @@
 """The streaming client against a scripted server."""
 
+import itertools
 import time
 
 import pytest
@@ -27,7 +28,7 @@ def test_streams_every_piece(suffix: str) -> None:
 def test_pieces_arrive_one_by_one() -> None:
     with scripted_server(pause=0.05) as server:
         arrivals = [arrived for arrived, _ in OpenAIClient(server.url).stream("/v1/completions", BODY)]
-    assert all(later - earlier > 0.03 for earlier, later in zip(arrivals, arrivals[1:], strict=False))
+    assert all(later - earlier > 0.03 for earlier, later in itertools.pairwise(arrivals))
 
 
 def test_closing_the_stream_hangs_up() -> None:
@@ -51,7 +52,7 @@ def test_errors() -> None:
             texts(client, BODY)
         with pytest.raises(TwofoldError, match="HTTP 500: scripted failure"):
             texts(client, BODY)
-    with pytest.raises(TwofoldError, match="cannot be used: .*refused"):
+    with pytest.raises(TwofoldError, match=r"cannot be used: .*refused"):
         client.model_names()
     for url in ("ftp://somewhere", "http://", ""):
         with pytest.raises(ConfigError, match="must look like"):

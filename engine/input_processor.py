@@ -65,9 +65,9 @@ class InputProcessor:
         params.check_vocabulary(self._vocab_size)
         if isinstance(prompt, str):
             self.check_length(prompt)
-            token_ids = self._tokenizer.encode(prompt, add_special_tokens)
+            token_ids = self.check_ids(self._tokenizer.encode(prompt, add_special_tokens))
         else:
-            token_ids = self._checked_ids(prompt)
+            token_ids = self.check_ids(prompt)
         self._check_context(len(token_ids), params)
         if params.seed is None:
             params = replace(params, seed=random.SystemRandom().randint(0, MAX_SEED))
@@ -91,12 +91,15 @@ class InputProcessor:
                 param="prompt",
             )
 
-    def _checked_ids(self, prompt: Sequence[int]) -> list[int]:
+    def check_ids(self, prompt: Sequence[int]) -> list[int]:
+        """A prompt of token ids as a list; RequestError for an empty one, and for what is no id of the vocabulary."""
         token_ids = list(prompt)
+        if not token_ids:
+            raise RequestError("the prompt is empty; give at least one token", param="prompt")
         if not all(type(token) is int for token in token_ids):
             wrong = next(token for token in token_ids if type(token) is not int)
             raise RequestError(f"the prompt holds {wrong!r}; a prompt is a text or a list of token ids", param="prompt")
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
+        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
             wrong = next(token for token in token_ids if not 0 <= token < self._vocab_size)
             raise RequestError(
                 f"the prompt holds token {wrong}; the vocabulary has ids 0 to {self._vocab_size - 1}", param="prompt"
@@ -104,8 +107,6 @@ class InputProcessor:
         return token_ids
 
     def _check_context(self, num_tokens: int, params: SamplingParams) -> None:
-        if num_tokens == 0:
-            raise RequestError("the prompt is empty; give at least one token", param="prompt")
         if num_tokens >= self._max_model_len:
             raise ContextLengthError(
                 f"the prompt has {num_tokens} tokens; the model takes {self._max_model_len}, prompt and output "

@@ -36,21 +36,17 @@ class SampleDelta:
     def extend(self, later: SampleDelta) -> None:
         """Take in the next delta of the same sample."""
         self.text += later.text
-        self.token_ids = self.token_ids + later.token_ids
-        self.logprobs = _joined(self.logprobs, later.logprobs)
-        self.text_offsets = _joined(self.text_offsets, later.text_offsets)
+        self.token_ids += later.token_ids
+        if later.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + later.logprobs
+        if later.text_offsets is not None:
+            self.text_offsets = (self.text_offsets or []) + later.text_offsets
         self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
         self.error = later.error
         self.num_completion_tokens = later.num_completion_tokens
         self.num_cached_tokens = later.num_cached_tokens
-
-
-def _joined(first: list | None, second: list | None) -> list | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return first + second
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,0 +1,209 @@
+"""LLM: the offline API, with the engine in the caller's own process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ..errors import RequestError, TwofoldError
+from .config import EngineConfig
+from .core.engine_core import EngineCore
+from .generation_progress import GenerationProgress
+from .input_processor import InputProcessor
+from .interrupt import DelayedInterrupt
+from .messages import AbortRequest, EngineInfo, EngineRequest
+from .output_processor import OutputProcessor
+from .outputs import CompletionOutput, RequestOutput, SampleDelta
+from .sampling_params import SamplingParams
+from .text_side import find_model, load_text_side
+from .tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model, loaded and ready to complete prompts; use it from one thread.
+
+        with LLM("smollm2-135m-instruct") as llm:
+            for output in llm.generate(["The sky is", "Water boils at"], SamplingParams(temperature=0)):
+                print(output.outputs[0].text)
+
+    ``model`` is a directory, a ``.gguf`` file, a hub id or a catalogue name; ``options`` are fields of `EngineConfig`.
+    """
+
+    def __init__(self, model: str, *, dtype: str = "auto", device: str = "auto", **options: Any) -> None:
+        config = EngineConfig(model=model, dtype=dtype, device=device, **options)
+        files = find_model(config)
+        tokenizer, generation = load_text_side(files, config)
+        self._set_up(EngineCore(config), tokenizer, generation)
+
+    @classmethod
+    def from_parts(cls, core: EngineCore, tokenizer: Tokenizer, generation: Mapping[str, Any] | None = None) -> LLM:
+        """An LLM around a core that is already there; ``generation`` holds sampling defaults."""
+        llm = cls.__new__(cls)
+        llm._set_up(core, tokenizer, generation)
+        return llm
+
+    def _set_up(self, core: EngineCore, tokenizer: Tokenizer, generation: Mapping[str, Any] | None) -> None:
+        self.tokenizer = tokenizer
+        self._core: EngineCore | None = core
+        self._info = core.info()
+        self._inputs = InputProcessor(tokenizer, self._info, generation)
+        self._outputs = OutputProcessor(tokenizer)
+        self._numbers = itertools.count()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def info(self) -> EngineInfo:
+        """The engine's sizes, device, dtype and kernels."""
+        return self._info
+
+    def default_params(self, **options: Any) -> SamplingParams:
+        """SamplingParams with the defaults of the model's authors, and ``options`` on top."""
+        return self._inputs.default_params(**options)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt, all at once; the outputs are in the order of the prompts.
+
+        A prompt is a text or a list of token ids; ``prompts`` may be a single one. ``params`` is one for all, one for
+        each, or None for `default_params`. Raises RequestError before anything runs where a prompt or its parameters
+        are wrong. A sample that the engine had to give up has finish_reason ``error`` and says why in ``error``.
+        """
+        prompts = _as_list(prompts)
+        chosen = self._params_for(len(prompts), params)
+        requests = [
+            self._inputs.make_request(prompt, one, request_id=f"request-{next(self._numbers)}", cache_salt=cache_salt)
+            for prompt, one in zip(prompts, chosen, strict=True)
+        ]
+        return self._run(requests, [p if isinstance(p, str) else None for p in prompts], progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+        cache_salt: str | None = None,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them, through the model's chat template.
+
+        ``template`` goes to `Tokenizer.render_chat`: ``tools``, ``add_generation_prompt``, ``continue_final_message``,
+        ``template_kwargs``. Otherwise as `generate`.
+        """
+        conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        chosen = self._params_for(len(conversations), params)
+        texts = [self.tokenizer.render_chat(conversation, **template) for conversation in conversations]
+        requests = [
+            self._inputs.make_request(
+                self.tokenizer.encode_chat(conversation, **template),
+                one,
+                request_id=f"request-{next(self._numbers)}",
+                cache_salt=cache_salt,
+            )
+            for conversation, one in zip(conversations, chosen, strict=True)
+        ]
+        return self._run(requests, texts, progress)
+
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Logits after each token of one sequence, for evaluation: float32 [T, vocabulary]."""
+        return self._open_core().logits(self._inputs.check_ids(token_ids))
+
+    def close(self) -> None:
+        """Free the model and the cache; the LLM cannot be used afterwards. May be called more than once."""
+        core, self._core = self._core, None
+        if core is not None:
+            core.shutdown()
+
+    def _open_core(self) -> EngineCore:
+        if self._core is None:
+            raise TwofoldError("this LLM is closed; make a new one")
+        return self._core
+
+    def _params_for(
+        self, num_prompts: int, params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or self.default_params()] * num_prompts
+        if len(params) != num_prompts:
+            raise RequestError(
+                f"{len(params)} sampling parameters for {num_prompts} prompts; give one for all or one for each",
+                param="params",
+            )
+        return list(params)
+
+    def _run(self, requests: list[EngineRequest], prompts: Sequence[str | None], progress: bool) -> list[RequestOutput]:
+        core = self._open_core()
+        results = {
+            request.request_id: _new_output(request, prompt) for request, prompt in zip(requests, prompts, strict=True)
+        }
+        try:
+            with DelayedInterrupt() as interrupt, GenerationProgress(len(requests), show=progress) as bar:
+                for request in requests:
+                    self._outputs.add(request)
+                    core.add_request(request)
+                while len(self._outputs):
+                    interrupt.check()
+                    deltas = self._step(core)
+                    for delta in deltas:
+                        _collect(results[delta.request_id], delta)
+                    bar.update(deltas, len(requests) - len(self._outputs))
+        except BaseException:
+            for request in requests:
+                self._outputs.remove(request.request_id)
+                core.abort(AbortRequest(request_id=request.request_id))
+            raise
+        return list(results.values())
+
+    def _step(self, core: EngineCore) -> list[SampleDelta]:
+        deltas, aborts = self._outputs.process(core.step())
+        for abort in aborts:
+            core.abort(abort)
+        return deltas
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _new_output(request: EngineRequest, prompt: str | None) -> RequestOutput:
+    output = RequestOutput(
+        request_id=request.request_id, prompt=prompt, prompt_token_ids=list(request.prompt_token_ids)
+    )
+    output.usage.prompt_tokens = len(request.prompt_token_ids)
+    output.outputs = [CompletionOutput(index=index) for index in range(request.params.n)]
+    return output
+
+
+def _collect(output: RequestOutput, delta: SampleDelta) -> None:
+    sample = output.outputs[delta.index]
+    sample.text += delta.text
+    sample.token_ids += delta.token_ids
+    if delta.logprobs is not None:
+        sample.logprobs = sample.logprobs or []
+        sample.logprobs += delta.logprobs
+    sample.finish_reason, sample.stop_reason, sample.error = delta.finish_reason, delta.stop_reason, delta.error
+    output.prompt_logprobs = output.prompt_logprobs or delta.prompt_logprobs
+    output.usage.completion_tokens += len(delta.token_ids)
+    output.usage.cached_tokens = max(output.usage.cached_tokens, delta.num_cached_tokens)

@@ -12,13 +12,25 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 from ...errors import CheckpointError, UnsupportedError
 
 
+class _Reader(GGUFReader):
+    """Reads through a plain view of the mapped file: slicing numpy's memmap class costs three times as much."""
+
+    @property
+    def data(self) -> np.ndarray:  # type: ignore[override]
+        return self._data
+
+    @data.setter
+    def data(self, value: np.ndarray) -> None:
+        self._data = np.asarray(value)
+
+
 class GgufFile:
     """Metadata under llama.cpp's key names; tensors under llama.cpp's tensor names."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            reader = GGUFReader(path)
+            reader = _Reader(path)
         except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{path} is not a readable GGUF file, or it is cut off: {error}") from None
         self._fields = reader.fields
@@ -32,6 +44,10 @@ class GgufFile:
         if key not in self._cache:
             self._cache[key] = self._fields[key].contents()
         return self._cache[key]
+
+    def keys(self) -> list[str]:
+        """Every metadata key, in the file's order."""
+        return list(self._fields)
 
     def require(self, key: str) -> Any:
         """Like ``value``, for keys without which the file cannot be understood."""
@@ -52,7 +68,7 @@ class GgufFile:
         """The tensor as float32, in memory of its own."""
         tensor = self.tensors[name]
         try:
-            data = dequantize(tensor.data, tensor.tensor_type)
+            data = dequantize(_joined_rows(tensor.data), tensor.tensor_type)
         except NotImplementedError:
             raise UnsupportedError(
                 f"tensor {name} in {self.path} has type {tensor.tensor_type.name}, which the gguf package cannot dequantize"
@@ -60,6 +76,11 @@ class GgufFile:
         # Unquantized tensors come as views of the read-only file.
         owned = data if data.dtype == np.float32 and data.flags.writeable else np.array(data, dtype=np.float32)
         return owned.reshape(self.shape(name))
+
+
+def _joined_rows(data: np.ndarray) -> np.ndarray:
+    """Eight rows as one where possible: the package works through 16 rows at a time, too few for numpy to be fast."""
+    return data.reshape(data.shape[0] // 8, -1) if data.ndim == 2 and data.shape[0] % 8 == 0 else data
 
 
 def open_gguf(path: Path) -> GgufFile:

@@ -1,0 +1,104 @@
+"""Unpack a whole weight to 16 or 32-bit floats, for products with so many rows that a dense library product wins.
+
+Cost: reads N K bits/8 bytes of codes, writes N K elements; the product then reads them again. At most ``MAX_CHUNK_BYTES`` of
+dequantized weight exist at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .packed_weight import PreparedWeight, grouping
+from .unpack import load_codes, scaled_weight
+
+BLOCK_N = 32
+MAX_CHUNK_BYTES = 128 << 20
+
+
+@triton.jit
+def dequantize_kernel(
+    stream_ptr,
+    scales_ptr,
+    zeros_ptr,
+    out_ptr,
+    first_output,
+    num_outputs,
+    N,
+    K,
+    group_size,
+    stream_row_stride,
+    BITS: tl.constexpr,
+    PACK: tl.constexpr,
+    GROUPING: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    rows = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    outputs = first_output + rows
+    row_mask = rows < num_outputs
+    start = tl.program_id(0) * BLOCK_K
+    columns = start + tl.arange(0, BLOCK_K)
+    codes = load_codes(
+        stream_ptr, outputs, row_mask, start // PACK, stream_row_stride, stream_row_stride, BITS, PACK, BLOCK_N, BLOCK_K
+    )
+    weight = scaled_weight(
+        codes, scales_ptr, zeros_ptr, outputs, row_mask, start, N, K, group_size,
+        BITS, PACK, GROUPING, HAS_ZEROS, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    mask = row_mask[:, None] & (columns < K)[None, :]
+    out = out_ptr + rows.to(tl.int64)[:, None] * K + columns[None, :]
+    tl.store(out, weight.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def constants(bits: int, pack: int, group_size: int) -> dict[str, Any]:
+    """The compile-time arguments."""
+    return {
+        "BITS": bits,
+        "PACK": pack,
+        "GROUPING": grouping(group_size, block_k=1 << 30, pack=pack),
+        "BLOCK_N": BLOCK_N,
+        "BLOCK_K": 128,
+    }
+
+
+def dequantize(prepared: PreparedWeight, dtype: torch.dtype, first: int, count: int) -> Tensor:
+    """Output rows ``first`` to ``first + count`` as [count, K] of ``dtype``, columns in packed order."""
+    outputs, features = prepared.shape
+    out = torch.empty((count, features), dtype=dtype, device=prepared.stream.device)
+    values = constants(prepared.bits, prepared.pack, prepared.group_size)
+    dequantize_kernel[(triton.cdiv(features, values["BLOCK_K"]), triton.cdiv(count, BLOCK_N))](
+        prepared.stream,
+        prepared.scales,
+        prepared.stream if prepared.zeros is None else prepared.zeros,
+        out,
+        first,
+        count,
+        outputs,
+        features,
+        prepared.group_size,
+        prepared.stream.stride(0),
+        HAS_ZEROS=prepared.zeros is not None,
+        **values,
+        num_warps=4,
+    )
+    return out
+
+
+def dequantized_linear(x: Tensor, prepared: PreparedWeight, bias: Tensor | None) -> Tensor:
+    """x [T,K] times the weight, dequantized a chunk of output features at a time -> [T,N]."""
+    outputs, features = prepared.shape
+    if prepared.perm is not None:
+        x = x[:, prepared.perm]
+    chunk = max(BLOCK_N, MAX_CHUNK_BYTES // (features * x.element_size()))
+    parts = []
+    for first in range(0, outputs, chunk):
+        count = min(chunk, outputs - first)
+        part_bias = None if bias is None else bias[first : first + count]
+        parts.append(torch.nn.functional.linear(x, dequantize(prepared, x.dtype, first, count), part_bias))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -27,3 +27,8 @@ def log_level() -> str:
 def compiler() -> str | None:
     """The C compiler for the CPU kernels (``CC``); None means the first of cc, gcc, clang on the path."""
     return os.environ.get("CC")
+
+
+def api_keys() -> tuple[str, ...]:
+    """Keys that clients of ``twofold serve`` must send one of (``TWOFOLD_API_KEY``, separated by commas)."""
+    return tuple(key for key in os.environ.get("TWOFOLD_API_KEY", "").split(",") if key)

@@ -1,0 +1,99 @@
+"""``twofold serve``: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+from .. import env
+from ..server.config import GENERATION_CONFIGS, ServerConfig
+from .engine_options import add_engine_arguments, engine_config
+from .parser import byte_size, natural_int, positive_int
+
+_FIELDS = {field.name: field for field in dataclasses.fields(ServerConfig)}
+
+# Option -> (field, how it is read, what it does). Defaults are ServerConfig's own.
+_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "--host": ("host", {"metavar": "ADDRESS", "help": "address to listen on; 0.0.0.0 for all"}),
+    "--port": ("port", {"type": natural_int, "metavar": "N", "help": "port to listen on; 0 lets the system choose"}),
+    "--served-model-name": (
+        "served_model_names",
+        {
+            "action": "append",
+            "metavar": "NAME",
+            "help": "name that clients may ask for; may be given several times (default: MODEL's own)",
+        },
+    ),
+    "--api-key": (
+        "api_keys",
+        {
+            "action": "append",
+            "metavar": "KEY",
+            "help": "key that clients must send; may be given several times (default: TWOFOLD_API_KEY, or no key)",
+        },
+    ),
+    "--generation-config": (
+        "generation_config",
+        {"choices": GENERATION_CONFIGS, "help": "whether the model's own sampling defaults hold for the API"},
+    ),
+    "--grace-seconds": (
+        "grace_seconds",
+        {"type": float, "metavar": "S", "help": "how long running requests may go on after SIGTERM"},
+    ),
+    "--max-body-bytes": (
+        "max_body_bytes",
+        {"type": byte_size, "metavar": "SIZE", "help": "largest request body, such as 16M"},
+    ),
+    "--max-open-requests": (
+        "max_open_requests",
+        {"type": positive_int, "metavar": "N", "help": "requests answered at once; more get a 503"},
+    ),
+    "--body-seconds": (
+        "body_seconds",
+        {"type": float, "metavar": "S", "help": "how long a client may take to send its body"},
+    ),
+    "--access-log": ("access_log", {"action": "store_true", "help": "log every request"}),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the server, then of the engine."""
+    group = parser.add_argument_group("server options")
+    for option, (name, settings) in _OPTIONS.items():
+        # argparse appends to a list only: the empty tuples of ServerConfig are None here.
+        group.add_argument(option, dest=name, default=_FIELDS[name].default or None, **settings)
+    add_engine_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal (exit code 0) or until the engine dies (1)."""
+    from ..server.run import run_server
+
+    return run_server(engine_config(args), server_config(args), on_ready=_announce)
+
+
+def server_config(args: argparse.Namespace) -> ServerConfig:
+    """The ServerConfig that parsed arguments describe (ConfigError where a value is wrong)."""
+    values = {name: value for name in _FIELDS if (value := getattr(args, name)) is not None}
+    for name in ("served_model_names", "api_keys"):
+        values[name] = tuple(values.get(name, ()))
+    values["api_keys"] = values["api_keys"] or env.api_keys()
+    return ServerConfig(**values)
+
+
+def _announce(url: str, model: str) -> None:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is a cat?"}]})
+    print(
+        f"""
+Twofold serves {model} at {url}/v1
+
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'
+
+  python -c "from openai import OpenAI; c = OpenAI(base_url='{url}/v1', api_key='none'); \
+print(c.chat.completions.create(model='{model}', messages=[{{'role': 'user', 'content': 'What is a cat?'}}])\
+.choices[0].message.content)"
+""",
+        flush=True,
+    )

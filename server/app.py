@@ -1,0 +1,43 @@
+"""The Starlette application: routes, errors and the gate before them."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from ..engine.client import AsyncEngineClient
+from ..errors import TwofoldError
+from . import chat, completions, health, metrics, models, tokenize
+from .config import ServerConfig
+from .errors import handle_error
+from .gate import Gate
+from .state import ServerState
+
+ROUTES = [
+    Route("/health", health.get_health, methods=["GET"]),
+    Route("/metrics", metrics.get_metrics, methods=["GET"]),
+    Route("/v1/models", models.list_models, methods=["GET"]),
+    Route("/v1/models/{model:path}", models.get_model, methods=["GET"]),
+    Route("/v1/kernels", health.get_kernels, methods=["GET"]),
+    Route("/v1/completions", completions.create_completion, methods=["POST"]),
+    Route("/v1/chat/completions", chat.create_chat_completion, methods=["POST"]),
+    Route("/tokenize", tokenize.tokenize, methods=["POST"]),
+    Route("/detokenize", tokenize.detokenize, methods=["POST"]),
+]
+
+
+def create_app(client: AsyncEngineClient | None = None, config: ServerConfig | None = None) -> Starlette:
+    """The application. Without a ready ``client`` it answers 503 until ``app.state.server.attach(client)``."""
+    state = ServerState(config or ServerConfig())
+    app = Starlette(
+        routes=ROUTES,
+        middleware=[Middleware(Gate, state=state)],
+        exception_handlers={HTTPException: handle_error, TwofoldError: handle_error},
+    )
+    app.router.redirect_slashes = False
+    app.state.server = state
+    if client is not None:
+        state.attach(client)
+    return app

@@ -1,0 +1,139 @@
+"""Bodies of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from ..engine.sampling_params import MAX_LOGPROBS
+from ..errors import RequestError
+from .completion_schema import PromptLogprobs
+from .schema import GenerationBody, Usage
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One turn. What content parts and tool calls may hold is the chat template's side to check."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class Conversation(Protocol):
+    """What makes a chat prompt, in whichever body it comes."""
+
+    messages: list[Message]
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+def check_conversation(body: Conversation) -> None:
+    """RequestError for no messages, or for two wishes that exclude each other."""
+    if not body.messages:
+        raise RequestError("messages is empty; give at least one message", param="messages")
+    if body.continue_final_message and body.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message goes on with the last message and add_generation_prompt opens a new one; "
+            "set one of them",
+            param="continue_final_message",
+        )
+
+
+class ChatRequest(GenerationBody, kw_only=True):
+    """``max_completion_tokens`` and its older name ``max_tokens`` both bound the output: the smaller holds."""
+
+    messages: list[Message]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def check(self) -> None:
+        """RequestError for fields that are refused, exclude each other, or lie outside their limits."""
+        self.check_common()
+        check_conversation(self)
+        if self.top_logprobs is not None:
+            if not 0 <= self.top_logprobs <= MAX_LOGPROBS:
+                raise RequestError(
+                    f"top_logprobs is {self.top_logprobs}; it must be from 0 to {MAX_LOGPROBS}", param="top_logprobs"
+                )
+            if not self.logprobs:
+                raise RequestError("top_logprobs needs logprobs true", param="top_logprobs")
+        if self.max_completion_tokens is not None and self.max_completion_tokens < 1:
+            raise RequestError(
+                f"max_completion_tokens is {self.max_completion_tokens}; it must be at least 1",
+                param="max_completion_tokens",
+            )
+
+    def token_limit(self) -> int | None:
+        """Generated tokens at most; None: as many as the context allows."""
+        limits = [limit for limit in (self.max_completion_tokens, self.max_tokens) if limit is not None]
+        return min(limits) if limits else None
+
+
+class TokenCandidate(msgspec.Struct, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenEntry(TokenCandidate, kw_only=True):
+    top_logprobs: list[TokenCandidate]
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True):
+    content: list[TokenEntry]
+    refusal: None = None
+
+
+class AnswerMessage(msgspec.Struct, kw_only=True):
+    role: str = "assistant"
+    content: str
+    refusal: None = None
+
+
+class Delta(msgspec.Struct, kw_only=True):
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET

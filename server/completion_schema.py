@@ -1,0 +1,79 @@
+"""Bodies of /v1/completions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..engine.sampling_params import MAX_LOGPROBS
+from ..errors import RequestError
+from .schema import GenerationBody, Usage
+
+PromptLogprobs = list[dict[int, "PromptCandidate"] | None]
+
+
+class CompletionRequest(GenerationBody, kw_only=True):
+    """``prompt`` is a text, texts, token ids, or lists of token ids; max_tokens 0 with echo scores the prompt only."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    def check(self) -> None:
+        """RequestError for fields that are refused, exclude each other, or lie outside their limits."""
+        self.check_common()
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise RequestError(f"logprobs is {self.logprobs}; it must be from 0 to {MAX_LOGPROBS}", param="logprobs")
+        if self.max_tokens == 0 and not self.echo:
+            raise RequestError("max_tokens is 0; it must be at least 1, or come with echo true", param="max_tokens")
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one per group of ``n`` choices."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise RequestError("prompt is an empty list; give at least one prompt", param="prompt")
+        kind = type(self.prompt[0])
+        for index, item in enumerate(self.prompt):
+            if type(item) is not kind:
+                raise RequestError(
+                    f"prompt[{index}] is of another kind than prompt[0]; give texts, token ids or lists of token ids",
+                    param=f"prompt[{index}]",
+                )
+        if kind is int:
+            return [self.prompt]  # type: ignore[list-item]
+        return self.prompt  # type: ignore[return-value]
+
+
+class CompletionLogprobs(msgspec.Struct, kw_only=True):
+    """One entry per token; ``text_offset`` counts characters in the choice's text."""
+
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+    text_offset: list[int] = []
+
+
+class PromptCandidate(msgspec.Struct, kw_only=True):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """An answer, or one chunk of a streamed one."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET

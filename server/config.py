@@ -1,0 +1,52 @@
+"""ServerConfig: everything that a user can choose about the HTTP side, each default in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+
+GENERATION_CONFIGS = ("auto", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Options of one HTTP server.
+
+    ``port``               0 lets the system choose one.
+    ``served_model_names`` names that clients may ask for; empty: the model's own name.
+    ``api_keys``           with at least one, every route but /health wants ``Authorization: Bearer KEY``.
+    ``generation_config``  ``auto``: the model's own sampling defaults lie over OpenAI's; ``none``: OpenAI's only.
+    ``grace_seconds``      how long running requests may go on after SIGTERM.
+    ``max_body_bytes``     larger request bodies get a 413.
+    ``max_open_requests``  requests being answered at once; one more gets a 503 with Retry-After.
+    ``body_seconds``       how long a client may take to send its body; then 408.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+    generation_config: str = "auto"
+    grace_seconds: float = 30.0
+    max_body_bytes: int = 16 << 20
+    max_open_requests: int = 4096
+    body_seconds: float = 30.0
+    access_log: bool = False
+
+    def __post_init__(self) -> None:
+        if self.generation_config not in GENERATION_CONFIGS:
+            raise ConfigError(
+                f"generation_config is {self.generation_config!r}; it must be one of {', '.join(GENERATION_CONFIGS)}"
+            )
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}; it must lie from 0 to 65535")
+        if self.grace_seconds < 0:
+            raise ConfigError(f"grace_seconds is {self.grace_seconds:g}; it must be at least 0")
+        for name in ("max_body_bytes", "max_open_requests", "body_seconds"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive")
+        if any(not key.strip() for key in self.api_keys):
+            raise ConfigError("an API key is empty; give a key of at least one character")
+        if any(not name for name in self.served_model_names):
+            raise ConfigError("a served model name is empty; give a name of at least one character")

@@ -1,0 +1,126 @@
+"""The engine's side of one HTTP request: its prompts started together, their deltas as one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+
+from ..engine.client import AsyncEngineClient
+from ..engine.client.request_stream import RequestStream
+from ..engine.messages import EngineRequest
+from ..engine.outputs import SampleDelta
+from ..errors import EngineBusyError
+from .errors import GenerationError
+from .metrics import Metrics
+from .schema import Usage, make_usage
+
+
+class Generation:
+    """Runs checked requests, one per prompt; choice ``i * n + s`` is sample ``s`` of prompt ``i``.
+
+    Nothing has been sent to the engine before `deltas` is iterated, so a body with one bad prompt runs none of them.
+    """
+
+    def __init__(
+        self, client: AsyncEngineClient, requests: Sequence[EngineRequest], metrics: Metrics, arrival: float
+    ) -> None:
+        self._client = client
+        self._requests = requests
+        self._metrics = metrics
+        self._arrival = arrival
+        self._num_samples = requests[0].params.n
+        self._completion_tokens = [0] * (len(requests) * self._num_samples)
+        self._cached_tokens = [0] * len(requests)
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._completion_tokens)
+
+    @property
+    def requests(self) -> Sequence[EngineRequest]:
+        return self._requests
+
+    def usage(self, *, with_output: bool = True) -> Usage:
+        """Tokens so far: each prompt counts once, whatever ``n`` is."""
+        return make_usage(
+            sum(len(request.prompt_token_ids) for request in self._requests),
+            sum(self._completion_tokens) if with_output else 0,
+            sum(self._cached_tokens),
+        )
+
+    async def deltas(self) -> AsyncIterator[tuple[int, SampleDelta]]:
+        """(choice index, delta) until all choices have finished; closing it aborts what is unfinished.
+
+        GenerationError where the engine gave up a sample.
+        """
+        stream = self._follow(0) if len(self._requests) == 1 else self._merged()
+        async with aclosing(stream) as items:
+            async for choice, delta in items:
+                _check_finish(delta)
+                self._completion_tokens[choice] = delta.num_completion_tokens
+                prompt = choice // self._num_samples
+                self._cached_tokens[prompt] = max(self._cached_tokens[prompt], delta.num_cached_tokens)
+                yield choice, delta
+
+    async def _follow(self, prompt: int) -> AsyncIterator[tuple[int, SampleDelta]]:
+        """One prompt's deltas, with its measurements."""
+        request = self._requests[prompt]
+        base = prompt * self._num_samples
+        timer = self._metrics.timer(request, self._arrival)
+        stream = self._client.submit(request)
+        try:
+            async for delta in _prompt_first(stream) if request.params.prompt_logprobs is not None else stream:
+                timer.observe(delta)
+                yield base + delta.index, delta
+        finally:
+            stream.close()
+            timer.close()
+
+    async def _merged(self) -> AsyncIterator[tuple[int, SampleDelta]]:
+        queue: asyncio.Queue[tuple[int, SampleDelta] | BaseException | None] = asyncio.Queue()
+
+        async def pump(prompt: int) -> None:
+            try:
+                async with aclosing(self._follow(prompt)) as items:
+                    async for item in items:
+                        queue.put_nowait(item)
+                queue.put_nowait(None)
+            except Exception as error:
+                queue.put_nowait(error)
+
+        tasks = [asyncio.ensure_future(pump(prompt)) for prompt in range(len(self._requests))]
+        try:
+            num_open = len(tasks)
+            while num_open:
+                item = await queue.get()
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    num_open -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _check_finish(delta: SampleDelta) -> None:
+    if delta.finish_reason == "error":
+        raise GenerationError(delta.error or "the engine failed while generating this answer")
+    if delta.finish_reason == "abort":
+        raise EngineBusyError(delta.error or "the engine stopped this answer before it was complete")
+
+
+async def _prompt_first(stream: RequestStream) -> AsyncIterator[SampleDelta]:
+    """The same deltas, none before the prompt's log-probabilities: an echo begins each choice with them."""
+    held: list[SampleDelta] = []
+    async for delta in stream:
+        held.append(delta)
+        if delta.prompt_logprobs is not None or delta.finish_reason == "error":
+            break
+    for delta in sorted(held, key=lambda item: item.index):
+        yield delta
+    async for delta in stream:
+        yield delta

@@ -1,0 +1,159 @@
+"""What the generating routes share: the body's sampling fields, and answers' usage.
+
+Types are strict: ``"5"`` is not a number. Fields that nobody here knows are ignored, because clients of OpenAI's own
+service send many that mean nothing to a model (``store``, ``metadata``, ``user``, ...). Fields that we know and cannot
+honor are in ``REFUSED``: an answer that silently lacks what was asked for is worse than a 400.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..errors import RequestError
+
+MAX_STOP_STRINGS = 64
+
+# Field -> (why it is refused, values that ask for nothing and pass).
+_NO_GRAMMAR = ("output constrained by a grammar or schema is not served", (None,))
+REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "suffix": ("text after the completion is not served", (None, "")),
+    "tools": ("tool calling is not served", (None, [])),
+    "tool_choice": ("tool calling is not served", (None, "none", "auto")),
+    "functions": ("tool calling is not served", (None, [])),
+    "function_call": ("tool calling is not served", (None, "none", "auto")),
+    "response_format": ("only the type 'text' is served", (None, {"type": "text"})),
+    "modalities": ("only text is served", (None, [], ["text"])),
+    "audio": ("only text is served", (None,)),
+    "web_search_options": ("the server has no web search", (None,)),
+    "chat_template": ("the template is chosen when the server starts (--chat-template)", (None,)),
+    "structured_outputs": _NO_GRAMMAR,
+    "guided_json": _NO_GRAMMAR,
+    "guided_regex": _NO_GRAMMAR,
+    "guided_choice": _NO_GRAMMAR,
+    "guided_grammar": _NO_GRAMMAR,
+    "json_schema": _NO_GRAMMAR,
+    "regex": _NO_GRAMMAR,
+    "ebnf": _NO_GRAMMAR,
+    "grammar": _NO_GRAMMAR,
+    "allowed_token_ids": ("restricting the vocabulary is not served; ban tokens with logit_bias", (None,)),
+    "bad_words": ("banning words is not served; ban tokens with logit_bias", (None, [])),
+    "use_beam_search": ("beam search is not served", (None, False)),
+    "length_penalty": ("beam search is not served", (None, 1, 1.0)),
+    "logits_processors": ("custom logits processors are not served", (None, [])),
+}
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+
+
+class Refusable(msgspec.Struct, kw_only=True):
+    """The fields of ``REFUSED``, whatever their type."""
+
+    suffix: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    chat_template: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    grammar: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    logits_processors: Any = None
+
+    def check_served(self) -> None:
+        """RequestError for the first field that asks for something which this server does not do."""
+        for name, (why, harmless) in REFUSED.items():
+            if getattr(self, name) not in harmless:
+                raise RequestError(f"{name}: {why}; leave the field out", param=name)
+
+
+class GenerationBody(Refusable, kw_only=True):
+    """Sampling and streaming fields of both generating routes; None means "not given" for all of them."""
+
+    model: str
+    n: int | None = None
+    best_of: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    cache_salt: str | None = None
+    add_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """True where the stream ends with a chunk that carries the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def check_common(self) -> None:
+        """What types cannot say: refused fields, and fields that exclude each other (RequestError)."""
+        self.check_served()
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options is only allowed with stream true", param="stream_options")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise RequestError(
+                f"best_of is {self.best_of} and n is {self.n or 1}; ranking candidates is not served, "
+                "so best_of must equal n",
+                param="best_of",
+            )
+        if isinstance(self.stop, list) and len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(f"stop has {len(self.stop)} strings; the limit is {MAX_STOP_STRINGS}", param="stop")
+        if self.cache_salt == "":
+            raise RequestError("cache_salt is empty; leave it out or give at least one character", param="cache_salt")
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError(
+                "prompt_logprobs does not go with stream true; use echo and logprobs", param="prompt_logprobs"
+            )
+
+
+class PromptTokensDetails(msgspec.Struct, kw_only=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+def make_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    """The usage object; cached tokens are a part of the prompt's."""
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+    )

@@ -1,0 +1,71 @@
+"""Server-sent events: one ``data:`` line per event, errors as a last event, the client's absence noticed at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .errors import error_reply
+from .open_requests import ClientGone, OpenRequests
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies such as nginx would collect events otherwise.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def event(payload: bytes) -> bytes:
+    """One event of JSON bytes (which hold no line breaks)."""
+    return b"data: " + payload + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends ``events``, bytes ready for the wire, then ``[DONE]``.
+
+    The status line waits for the first event, so a request that the engine refuses is a 4xx or 5xx, no broken stream.
+    An error later on is a last event ``{"error": ...}`` without ``[DONE]`` after it.
+    """
+
+    def __init__(self, events: AsyncIterator[bytes], open_requests: OpenRequests, headers: dict[str, str]) -> None:
+        self.status_code = 200
+        self.background = None
+        self._events = events
+        self._open_requests = open_requests
+        self._headers = [*_HEADERS, *((name.encode(), value.encode()) for name, value in headers.items())]
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._open_requests.run(receive, self._send_events(send))
+        except ClientGone:
+            return
+        except Exception as error:
+            reply = error_reply(error)
+            if not self._started:
+                await reply.response()(scope, receive, send)
+                return
+            await _send_body(send, event(reply.encode()), more=True)
+        await _send_body(send, b"", more=False)
+
+    async def _send_events(self, send: Send) -> None:
+        async with aclosing(self._events) as events:  # type: ignore[type-var]
+            async for payload in events:
+                await self._start(send)
+                await _send_body(send, payload, more=True)
+        await self._start(send)
+        await _send_body(send, DONE, more=True)
+
+    async def _start(self, send: Send) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self._headers})
+
+
+async def _send_body(send: Send, body: bytes, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -65,6 +65,13 @@ class LinearLaunch:
     options: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """In place of a row: why this family does not run this shape class."""
+
+    reason: str
+
+
 def row_launch(arch: str, columns: int) -> RowLaunch:
     """Settings for rows of ``columns`` elements: about 16 elements per lane, several short rows to a program."""
     wide = has_wide_waves(arch)
@@ -80,7 +87,7 @@ def _head_class(head_size: int) -> int:
 
 
 # (phase, head class, bytes per element of the query) -> family -> row
-ATTENTION: dict[tuple[str, int, int], dict[str, AttentionLaunch]] = {
+ATTENTION: dict[tuple[str, int, int], dict[str, AttentionLaunch | Refused]] = {
     ("decode", 64, 2): {DEFAULT: AttentionLaunch(16, 64, 4, 3), "cdna3": AttentionLaunch(16, 64, 2, 2)},
     ("decode", 128, 2): {DEFAULT: AttentionLaunch(16, 32, 4, 3)},
     ("decode", 256, 2): {DEFAULT: AttentionLaunch(16, 32, 4, 2)},
@@ -96,14 +103,14 @@ ATTENTION: dict[tuple[str, int, int], dict[str, AttentionLaunch]] = {
 }
 
 
-def attention_launch(arch: str, phase: str, head_size: int, element_size: int) -> AttentionLaunch:
+def attention_launch(arch: str, phase: str, head_size: int, element_size: int) -> AttentionLaunch | Refused:
     """The row for a phase (``decode``: a handful of query rows per request, else ``prefill``)."""
     rows = ATTENTION[phase, _head_class(head_size), element_size]
     return rows.get(family(arch), rows[DEFAULT])
 
 
 # (row class, bytes per element of the activations) -> family -> row
-LINEAR: dict[tuple[str, int], dict[str, LinearLaunch]] = {
+LINEAR: dict[tuple[str, int], dict[str, LinearLaunch | Refused]] = {
     ("few", 2): {DEFAULT: LinearLaunch(16, 64, 128, 4, 3)},
     ("some", 2): {DEFAULT: LinearLaunch(64, 64, 64, 4, 3)},
     ("many", 2): {DEFAULT: LinearLaunch(128, 64, 64, 8, 3)},
@@ -121,7 +128,7 @@ def row_class(num_rows: int) -> str:
     return "few" if num_rows <= 16 else "some" if num_rows <= 64 else "many"
 
 
-def linear_launch(arch: str, num_rows: int, element_size: int) -> LinearLaunch:
+def linear_launch(arch: str, num_rows: int, element_size: int) -> LinearLaunch | Refused:
     """The row for ``num_rows`` rows of activations."""
     rows = LINEAR[row_class(num_rows), element_size]
     return rows.get(family(arch), rows[DEFAULT])

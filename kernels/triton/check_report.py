@@ -1,0 +1,68 @@
+"""The tables of the ahead-of-time check: one line per compilation, and a summary per operation and architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .check_compile import Outcome, arch_facts
+
+START, END = "<!-- check-table: start -->", "<!-- check-table: end -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One case on one architecture."""
+
+    arch: str
+    op: str
+    variant: str
+    outcome: Outcome
+
+    @property
+    def status(self) -> str:
+        if self.outcome.refused:
+            return f"refused: {self.outcome.refused}"
+        return "; ".join(self.outcome.problems) or "ok"
+
+
+def line_text(line: Line) -> str:
+    """For the terminal."""
+    outcome = line.outcome
+    if outcome.refused:
+        return f"{line.arch:8} {line.op:16} {line.variant:34} {line.status}"
+    facts = f"{outcome.registers:4}r {outcome.shared:7}B {outcome.seconds:6.1f}s {outcome.matrix:24}"
+    return f"{line.arch:8} {line.op:16} {line.variant:34} {facts} {line.status}"
+
+
+def markdown(lines: Iterable[Line]) -> str:
+    """Per operation and architecture: cases, most registers, most shared memory of the limit, matrix instructions, verdict."""
+    cells: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        cells.setdefault((line.op, line.arch), []).append(line)
+    rows = [
+        "| op | arch | compiled | registers, at most | shared memory, at most (limit) | matrix instructions | refused | failed |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    rows += [_summary(op, arch, part) for (op, arch), part in sorted(cells.items())]
+    return "\n".join(rows)
+
+
+def _summary(op: str, arch: str, lines: list[Line]) -> str:
+    done = [line.outcome for line in lines if not line.outcome.refused]
+    failed = sum(bool(outcome.problems) for outcome in done)
+    registers = max((outcome.registers for outcome in done), default=0)
+    shared = max((outcome.shared for outcome in done), default=0)
+    matrix = sorted({name for outcome in done for name in outcome.matrix.split(", ") if name})
+    limit = arch_facts(arch).shared_memory // 1024
+    memory = f"{shared / 1024:.1f} KiB ({limit})"
+    return f"| {op} | {arch} | {len(done)} | {registers} | {memory} | {', '.join(matrix)} | {len(lines) - len(done)} | {failed} |"
+
+
+def write_markdown(path: Path, text: str) -> None:
+    """Put the table between the markers of a document."""
+    document = path.read_text()
+    before, rest = document.split(START)
+    _, after = rest.split(END)
+    path.write_text(f"{before}{START}\n{text}\n{END}{after}")

@@ -43,7 +43,11 @@ def environment() -> list[dict[str, str]]:
         if function.__module__ == env.__name__ and variable:
             name = variable[1]
             purpose = text.split("\n")[0].split(f" (``{name}``")[0]
-            rows.append({"name": name, "set": os.environ.get(name, ""), "value": str(function()), "purpose": purpose})
+            # A report is made to be shown to others: keys stay out of it.
+            secret = "KEY" in name or "TOKEN" in name
+            given = bool(os.environ.get(name))
+            value = ("hidden" if given else "none") if secret else str(function())
+            rows.append({"name": name, "set": "yes" if given else "no", "value": value, "purpose": purpose})
     return rows
 
 

@@ -52,7 +52,7 @@ def render(report: dict[str, Any]) -> str:
         lines += [section, *(f"  {name:<20} {value}" for name, value in facts.items()), ""]
     lines.append("environment")
     for row in report["environment"]:
-        state = "set" if row["set"] else "default"
+        state = "set" if row["set"] == "yes" else "default"
         lines.append(f"  {row['name']:<20} {row['value']} ({state}): {row['purpose']}")
     lines += ["", "kernels, best first"]
     heading = ""

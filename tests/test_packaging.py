@@ -71,7 +71,9 @@ def test_wheel_is_pure_and_names_no_vendor(built: Path) -> None:
         assert "twofold = twofold.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
     required = " ".join(metadata.get_all("Requires-Dist", [])).lower()
     assert not any(word in required for word in ("nvidia", "cuda", "rocm", "amd", "triton"))
-    assert metadata.get_payload().strip() == (ROOT / "README.md").read_text().strip()
+    description = metadata.get_payload(decode=True)
+    assert isinstance(description, bytes)
+    assert description.decode().strip() == (ROOT / "README.md").read_text().strip()
 
 
 def test_sdist_can_be_built_again(built: Path) -> None:

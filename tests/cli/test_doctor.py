@@ -53,6 +53,12 @@ def test_every_environment_variable_is_found() -> None:
     assert all(row["purpose"] and row["value"] for row in rows)
 
 
+def test_keys_are_not_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setenv("TWOFOLD_API_KEY", "very-secret")
+    assert cli.main(["doctor", "--device", "cpu", "--json"]) == 0
+    assert "very-secret" not in capsys.readouterr().out
+
+
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     assert diagnosis.compiler()["path"] == "none"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,7 +144,7 @@ class ChatAnswer:
             prompt_logprobs=shown,
         )
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Per choice: the role, the text in pieces, one last chunk with finish_reason; then the usage if asked."""
         begun: set[int] = set()
         async with aclosing(self._generation.deltas()) as deltas:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -141,9 +142,9 @@ class CompletionAnswer:
             usage=usage,
         )
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """One event per delta that shows something, then the usage where asked for."""
-        usage = None if self._body.include_usage else msgspec.UNSET
+        usage: Any = None if self._body.include_usage else msgspec.UNSET
         async with aclosing(self._generation.deltas()) as deltas:
             async for index, delta in deltas:
                 choice = self._choice(index, delta)
@@ -153,13 +154,13 @@ class CompletionAnswer:
             usage = self._generation.usage(with_output=self._with_output)
             yield event(msgspec.json.encode(self._completion([], usage=usage)))
 
-    def _completion(self, choices: list[CompletionChoice], usage: object) -> Completion:
+    def _completion(self, choices: list[CompletionChoice], usage: Any) -> Completion:
         return Completion(
             id=self.id,
             created=self._created,
             model=self._body.model,
             choices=choices,
-            usage=usage,  # type: ignore[arg-type]
+            usage=usage,
         )
 
     def _choice(self, index: int, delta: SampleDelta) -> CompletionChoice:
@@ -196,7 +197,7 @@ class CompletionAnswer:
         echo = self._echoes[prompt]
         return completion_logprobs(self._tokens, logprobs, echo.tokens, echo.offsets, self._body.logprobs)
 
-    def _shown_prompt_logprobs(self, index: int) -> object:
+    def _shown_prompt_logprobs(self, index: int) -> Any:
         if self._body.prompt_logprobs is None:
             return msgspec.UNSET
         logprobs = self._prompt_logprobs.get(index // self._num_samples)

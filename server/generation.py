@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from ..engine.client import AsyncEngineClient
@@ -49,7 +49,7 @@ class Generation:
             sum(self._cached_tokens),
         )
 
-    async def deltas(self) -> AsyncIterator[tuple[int, SampleDelta]]:
+    async def deltas(self) -> AsyncGenerator[tuple[int, SampleDelta], None]:
         """(choice index, delta) until all choices have finished; closing it aborts what is unfinished.
 
         GenerationError where the engine gave up a sample.
@@ -63,7 +63,7 @@ class Generation:
                 self._cached_tokens[prompt] = max(self._cached_tokens[prompt], delta.num_cached_tokens)
                 yield choice, delta
 
-    async def _follow(self, prompt: int) -> AsyncIterator[tuple[int, SampleDelta]]:
+    async def _follow(self, prompt: int) -> AsyncGenerator[tuple[int, SampleDelta], None]:
         """One prompt's deltas, with its measurements."""
         request = self._requests[prompt]
         base = prompt * self._num_samples
@@ -77,7 +77,7 @@ class Generation:
             stream.close()
             timer.close()
 
-    async def _merged(self) -> AsyncIterator[tuple[int, SampleDelta]]:
+    async def _merged(self) -> AsyncGenerator[tuple[int, SampleDelta], None]:
         queue: asyncio.Queue[tuple[int, SampleDelta] | BaseException | None] = asyncio.Queue()
 
         async def pump(prompt: int) -> None:
@@ -113,7 +113,7 @@ def _check_finish(delta: SampleDelta) -> None:
         raise EngineBusyError(delta.error or "the engine stopped this answer before it was complete")
 
 
-async def _prompt_first(stream: RequestStream) -> AsyncIterator[SampleDelta]:
+async def _prompt_first(stream: RequestStream) -> AsyncGenerator[SampleDelta, None]:
     """The same deltas, none before the prompt's log-probabilities: an echo begins each choice with them."""
     held: list[SampleDelta] = []
     async for delta in stream:

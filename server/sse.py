@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -32,12 +32,14 @@ class EventStream(Response):
     An error later on is a last event ``{"error": ...}`` without ``[DONE]`` after it.
     """
 
-    def __init__(self, events: AsyncIterator[bytes], open_requests: OpenRequests, headers: dict[str, str]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], open_requests: OpenRequests, headers: dict[str, str]
+    ) -> None:
         self.status_code = 200
         self.background = None
         self._events = events
         self._open_requests = open_requests
-        self._headers = [*_HEADERS, *((name.encode(), value.encode()) for name, value in headers.items())]
+        self._event_headers = [*_HEADERS, *((name.encode(), value.encode()) for name, value in headers.items())]
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,7 +56,7 @@ class EventStream(Response):
         await _send_body(send, b"", more=False)
 
     async def _send_events(self, send: Send) -> None:
-        async with aclosing(self._events) as events:  # type: ignore[type-var]
+        async with aclosing(self._events) as events:
             async for payload in events:
                 await self._start(send)
                 await _send_body(send, payload, more=True)
@@ -64,7 +66,7 @@ class EventStream(Response):
     async def _start(self, send: Send) -> None:
         if not self._started:
             self._started = True
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self._headers})
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self._event_headers})
 
 
 async def _send_body(send: Send, body: bytes, *, more: bool) -> None:

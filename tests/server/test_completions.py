@@ -1,0 +1,199 @@
+"""/v1/completions: prompts of every kind, echo, log-probabilities, several samples."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from chain_model import ChainTokenizer
+from http_server import RunningServer
+
+
+def texts(answer: dict) -> list[str]:
+    return [choice["text"] for choice in answer["choices"]]
+
+
+def test_shape(chain: RunningServer) -> None:
+    answer = chain.complete("e")
+    assert answer["object"] == "text_completion" and answer["model"] == chain.model
+    assert answer["id"].startswith("cmpl-") and isinstance(answer["created"], int)
+    assert answer["choices"] == [
+        {"index": 0, "text": "abcd", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    ]
+    assert answer["usage"] == {
+        "prompt_tokens": 1,
+        "completion_tokens": 5,
+        "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def test_official_client(chain: RunningServer) -> None:
+    answer = chain.openai.completions.create(model=chain.model, prompt="e", max_tokens=3, logprobs=1, n=2)
+    assert [(choice.text, choice.finish_reason) for choice in answer.choices] == [("abc", "length")] * 2
+    assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.tokens == ["a", "b", "c"]
+    assert answer.usage is not None and answer.usage.completion_tokens == 6
+
+
+def test_default_max_tokens_is_16(chain: RunningServer) -> None:
+    answer = chain.complete("0")
+    assert texts(answer) == ["1234567890123456"] and answer["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_several_prompts(chain: RunningServer, chain_tokenizer: ChainTokenizer, n: int) -> None:
+    ids = [[chain_tokenizer.id(start)] for start in "we0"]
+    expected = [text for text in ("xyS", "abc", "123") for _ in range(n)]
+    for prompt in (["w", "e", "0"], ids):
+        answer = chain.complete(prompt, max_tokens=3, n=n)
+        assert texts(answer) == expected
+        assert [choice["index"] for choice in answer["choices"]] == list(range(3 * n))
+        assert answer["usage"]["prompt_tokens"] == 3 and answer["usage"]["completion_tokens"] == 9 * n
+
+
+def test_token_ids_are_one_prompt(chain: RunningServer, chain_tokenizer: ChainTokenizer) -> None:
+    answer = chain.complete([chain_tokenizer.id("w"), chain_tokenizer.id("e")], max_tokens=2, echo=True)
+    assert texts(answer) == ["weab"] and answer["usage"]["prompt_tokens"] == 2
+
+
+def test_several_prompts_streamed(chain: RunningServer) -> None:
+    events = chain.events("/v1/completions", {"prompt": ["w", "e"], "max_tokens": 3, "n": 2})
+    parts = {index: "" for index in range(4)}
+    for event in events[:-1]:
+        for choice in event["choices"]:
+            parts[choice["index"]] += choice["text"]
+    assert list(parts.values()) == ["xyS", "xyS", "abc", "abc"]
+    assert events[-1] == {"done": True}
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], [[]], ["e", 1], [1, "e"], [["e"]], [1.5], "", [""], [-1], [10**6], [2**70], None, {"a": 1}]
+)
+def test_bad_prompts(chain: RunningServer, prompt: object) -> None:
+    response = chain.post("/v1/completions", {"model": chain.model, "prompt": prompt})
+    assert response.status_code == 400 and response.json()["error"]["param"].startswith("prompt"), response.text
+
+
+def test_one_bad_prompt_runs_none(chain: RunningServer) -> None:
+    chain.wait_idle()
+    before = chain.client.stats().num_prompt_tokens
+    response = chain.post("/v1/completions", {"model": chain.model, "prompt": ["e", "e" * 300, "w"]})
+    assert response.status_code == 400
+    chain.wait_idle()
+    assert chain.client.stats().num_prompt_tokens == before
+
+
+def test_b006_echo_offsets(tiny: RunningServer) -> None:
+    prompt = "\n2) Mia owns 12"
+    answer = tiny.complete(prompt, echo=True, logprobs=1, max_tokens=3, temperature=0, ignore_eos=True)
+    choice = answer["choices"][0]
+    logprobs, text = choice["logprobs"], choice["text"]
+    count = answer["usage"]["prompt_tokens"] + 3
+    assert text.startswith(prompt)
+    assert {len(logprobs[name]) for name in ("tokens", "token_logprobs", "text_offset", "top_logprobs")} == {count}
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    assert all(math.isfinite(value) and value <= 0 for value in logprobs["token_logprobs"][1:])
+    assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
+    checked = 0
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        if not token.startswith(("bytes:", "<|")):
+            assert text[offset : offset + len(token)] == token
+            checked += 1
+    assert checked >= len(prompt)
+
+
+def test_b041_prompt_logprobs_with_a_warm_cache(tiny: RunningServer) -> None:
+    """The prompt is longer than a chunk (16) and than two blocks, so that caching and chunking both matter."""
+    prompt = [(7 * index) % 256 for index in range(40)]
+
+    def scores() -> list[float | None]:
+        answer = tiny.complete(prompt, echo=True, logprobs=1, max_tokens=1, temperature=0, ignore_eos=True)
+        return answer["choices"][0]["logprobs"]["token_logprobs"][:40]
+
+    first = scores()
+    assert len(first) == 40 and first[0] is None and all(value < 0 for value in first[1:])
+    warm = tiny.complete(prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert warm > 0, "the cache holds nothing: the test proves nothing"
+    tiny.complete([*prompt[:24], 1, 2, 3], max_tokens=1)
+    for again in (scores(), scores()):
+        assert again[1:] == pytest.approx(first[1:], abs=1e-4)
+
+
+def test_echo_without_output(chain: RunningServer) -> None:
+    """max_tokens 0 with echo scores a prompt, as evaluation harnesses ask for it."""
+    answer = chain.complete("eabd", echo=True, logprobs=1, max_tokens=0)
+    choice = answer["choices"][0]
+    assert choice["text"] == "eabd" and choice["finish_reason"] == "length"
+    assert choice["logprobs"]["tokens"] == list("eabd")
+    assert choice["logprobs"]["token_logprobs"][:3] == [None, 0.0, 0.0] and choice["logprobs"]["token_logprobs"][3] < -50
+    assert answer["usage"]["completion_tokens"] == 0
+    refused = chain.post("/v1/completions", {"model": chain.model, "prompt": "e", "max_tokens": 0})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "max_tokens"
+
+
+def test_echo_of_every_sample_streamed(chain: RunningServer) -> None:
+    body = {"prompt": "e", "echo": True, "logprobs": 0, "n": 3, "max_tokens": 2}
+    parts: dict[int, str] = {}
+    tokens: dict[int, list[str]] = {}
+    for event in chain.events("/v1/completions", body)[:-1]:
+        for choice in event["choices"]:
+            parts[choice["index"]] = parts.get(choice["index"], "") + choice["text"]
+            tokens.setdefault(choice["index"], []).extend(choice["logprobs"]["tokens"])
+    assert parts == {index: "eab" for index in range(3)}
+    assert tokens == {index: ["e", "a", "b"] for index in range(3)}
+
+
+def test_prompt_logprobs(chain: RunningServer, chain_tokenizer: ChainTokenizer) -> None:
+    choice = chain.complete("ea", prompt_logprobs=1, max_tokens=1)["choices"][0]
+    first, second = choice["prompt_logprobs"]
+    assert first is None
+    assert second == {str(chain_tokenizer.id("a")): {"logprob": 0.0, "rank": 1, "decoded_token": "a"}}
+    assert choice["text"] == "b" and choice["logprobs"] is None
+    response = chain.post("/v1/completions", {"model": chain.model, "prompt": "e", "prompt_logprobs": 1, "stream": True})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "prompt_logprobs"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("suffix", "the end"),
+        ("best_of", 3),
+        ("response_format", {"type": "json_object"}),
+        ("guided_json", {"type": "object"}),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [10**6]),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("stop", ["x"] * 65),
+        ("stop", [""]),
+        ("cache_salt", ""),
+        ("n", 0),
+        ("n", 10**30),
+        ("max_tokens", -1),
+        ("max_tokens", 10**30),
+        ("temperature", -0.1),
+        ("top_p", 0),
+        ("presence_penalty", 3),
+    ],
+)
+def test_refused_fields(chain: RunningServer, field: str, value: object) -> None:
+    response = chain.post("/v1/completions", {"model": chain.model, "prompt": "e", field: value})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == field and error["type"] == "invalid_request_error" and error["message"]
+
+
+def test_unknown_and_neutral_fields_pass(chain: RunningServer) -> None:
+    neutral = {"suffix": None, "best_of": 1, "user": "me", "store": True, "metadata": {"a": [1]}, "tools": [], "n": None}
+    assert texts(chain.complete("e", response_format={"type": "text"}, stream_options=None, **neutral)) == ["abcd"]
+
+
+def test_cache_salt_isolates(tiny: RunningServer) -> None:
+    prompt = [(11 * index + 5) % 256 for index in range(48)]
+
+    def cached(salt: str | None) -> int:
+        answer = tiny.complete(prompt, max_tokens=1, **({"cache_salt": salt} if salt else {}))
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert [cached("a"), cached("b"), cached(None)] == [0, 0, 0]
+    assert min(cached("a"), cached("b"), cached(None)) > 0

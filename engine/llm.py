@@ -90,11 +90,7 @@ class LLM:
         """
         prompts = _as_list(prompts)
         chosen = self._params_for(len(prompts), params)
-        requests = [
-            self._inputs.make_request(prompt, one, request_id=f"request-{next(self._numbers)}", cache_salt=cache_salt)
-            for prompt, one in zip(prompts, chosen, strict=True)
-        ]
-        return self._run(requests, [p if isinstance(p, str) else None for p in prompts], progress)
+        return self._complete(prompts, chosen, progress, cache_salt=cache_salt)
 
     def chat(
         self,
@@ -113,16 +109,8 @@ class LLM:
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         chosen = self._params_for(len(conversations), params)
         texts = [self.tokenizer.render_chat(conversation, **template) for conversation in conversations]
-        requests = [
-            self._inputs.make_request(
-                self.tokenizer.encode_chat(conversation, **template),
-                one,
-                request_id=f"request-{next(self._numbers)}",
-                cache_salt=cache_salt,
-            )
-            for conversation, one in zip(conversations, chosen, strict=True)
-        ]
-        return self._run(requests, texts, progress)
+        # A rendered template has all its special tokens already.
+        return self._complete(texts, chosen, progress, cache_salt=cache_salt, add_special_tokens=False)
 
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Logits after each token of one sequence, for evaluation: float32 [T, vocabulary]."""
@@ -151,11 +139,21 @@ class LLM:
             )
         return list(params)
 
-    def _run(self, requests: list[EngineRequest], prompts: Sequence[str | None], progress: bool) -> list[RequestOutput]:
+    def _complete(
+        self, prompts: Sequence[Prompt], params: list[SamplingParams], progress: bool, **options: Any
+    ) -> list[RequestOutput]:
         core = self._open_core()
-        results = {
-            request.request_id: _new_output(request, prompt) for request, prompt in zip(requests, prompts, strict=True)
-        }
+        requests = [
+            self._inputs.make_request(prompt, one, request_id=f"request-{next(self._numbers)}", **options)
+            for prompt, one in zip(prompts, params, strict=True)
+        ]
+        results = {r.request_id: _new_output(r, prompt) for r, prompt in zip(requests, prompts, strict=True)}
+        self._run(core, requests, results, progress)
+        return list(results.values())
+
+    def _run(
+        self, core: EngineCore, requests: list[EngineRequest], results: dict[str, RequestOutput], progress: bool
+    ) -> None:
         try:
             with DelayedInterrupt() as interrupt, GenerationProgress(len(requests), show=progress) as bar:
                 for request in requests:
@@ -172,7 +170,6 @@ class LLM:
                 self._outputs.remove(request.request_id)
                 core.abort(AbortRequest(request_id=request.request_id))
             raise
-        return list(results.values())
 
     def _step(self, core: EngineCore) -> list[SampleDelta]:
         deltas, aborts = self._outputs.process(core.step())
@@ -187,9 +184,11 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _new_output(request: EngineRequest, prompt: str | None) -> RequestOutput:
+def _new_output(request: EngineRequest, prompt: Prompt) -> RequestOutput:
     output = RequestOutput(
-        request_id=request.request_id, prompt=prompt, prompt_token_ids=list(request.prompt_token_ids)
+        request_id=request.request_id,
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_token_ids=list(request.prompt_token_ids),
     )
     output.usage.prompt_tokens = len(request.prompt_token_ids)
     output.outputs = [CompletionOutput(index=index) for index in range(request.params.n)]

@@ -22,8 +22,12 @@ def find_model(config: EngineConfig) -> ModelFiles:
 
 
 def load_text_side(files: ModelFiles, config: EngineConfig) -> tuple[Tokenizer, dict[str, Any]]:
-    """The model's tokenizer, and the sampling defaults that its authors ship."""
-    from .model_config import load_model_config
+    """The model's tokenizer, and the sampling defaults that its authors ship.
+
+    The defaults are read straight from their file: the whole model config would bring torch into a server's process.
+    """
+    from .model_config import read_json
     from .tokenizer import load_tokenizer
 
-    return load_tokenizer(files, config.chat_template), load_model_config(files).generation
+    defaults = files.path / "generation_config.json"
+    return load_tokenizer(files, config.chat_template), read_json(defaults) if defaults.is_file() else {}

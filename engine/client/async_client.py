@@ -121,6 +121,11 @@ class AsyncEngineClient:
         return self._error
 
     @property
+    def core_pid(self) -> int | None:
+        """Process id of the core, None before `launch`."""
+        return None if self._handle is None else self._handle.pid
+
+    @property
     def num_open_requests(self) -> int:
         """Requests that have not finished."""
         return len(self._streams)

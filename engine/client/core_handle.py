@@ -46,7 +46,7 @@ class CoreHandle:
         self._hang_timeout = hang_timeout
         self._directory = _private_directory()
         self._context = zmq.Context()
-        self._requests = wire.open_socket(self._context, zmq.PUSH, bind=wire.request_address(self._directory))
+        self._requests = wire.open_socket(self._context, zmq.PUSH)
         self._outputs = wire.open_socket(self._context, zmq.PULL, bind=wire.output_address(self._directory))
         self._outputs_fd = int(self._outputs.getsockopt(zmq.FD))
         self._process: multiprocessing.process.BaseProcess | None = None
@@ -55,6 +55,7 @@ class CoreHandle:
         self._last_heard = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
+        self._connected = False
         self._dying = False
         self._closed = False
 
@@ -83,8 +84,8 @@ class CoreHandle:
         return info
 
     def send(self, message: wire.ToCore) -> None:
-        """Queue a message for the core; dropped after the core's end."""
-        if not self._closed and not self._ended.is_set():
+        """Queue a message for a core that has become ready; it does not matter whether it still lives."""
+        if self._connected and not self._closed:
             wire.send(self._requests, message)
 
     async def stop(self, timeout: float) -> None:
@@ -92,7 +93,7 @@ class CoreHandle:
         if self._closed:
             return
         self._dying = True
-        if self._process is not None and not self._ended.is_set():
+        if self._connected and not self._ended.is_set():
             self.send(wire.Shutdown())
             try:
                 await asyncio.wait_for(self._ended.wait(), timeout)
@@ -133,6 +134,9 @@ class CoreHandle:
             self._last_heard = time.monotonic() - message.busy
         elif isinstance(message, wire.Ready):
             if not self._ready.done():
+                # Only now: whoever connects can send at once, and the core has bound its end by the time it is ready.
+                self._requests.connect(wire.request_address(self._directory))
+                self._connected = True
                 self._ready.set_result(message.info)
         elif isinstance(message, wire.Dead):
             self._die(wire.to_error(message.failure))

@@ -57,7 +57,7 @@ def run_core(config: EngineConfig, core_factory: str, directory: str) -> None:
     watch = _Watch(context, Path(directory))
     watch.start()
     outputs = wire.open_socket(context, zmq.PUSH, connect=wire.output_address(Path(directory)))
-    requests = wire.open_socket(context, zmq.PULL, connect=wire.request_address(Path(directory)))
+    requests = wire.open_socket(context, zmq.PULL, bind=wire.request_address(Path(directory)))
     code = 0
     try:
         core = _load_factory(core_factory)(config)

@@ -57,17 +57,17 @@ class _Handler(BaseHTTPRequestHandler):
             server.num_open += 1
             server.max_open = max(server.max_open, server.num_open)
         try:
+            # A request counts as open until its last bytes go out: its client may send the next one at once.
             if server.fail_from is not None and number >= server.fail_from:
+                self._count_out()
                 self._answer(500, {"error": {"message": "scripted failure"}})
             elif body["model"] != "scripted":
+                self._count_out()
                 self._answer(404, {"error": {"message": f"no model {body['model']}"}})
             else:
                 self._stream(body)
         except OSError:
             server.num_hung_up += 1
-        finally:
-            with server.lock:
-                server.num_open -= 1
 
     def _stream(self, body: dict[str, Any]) -> None:
         self.send_response(200)
@@ -87,8 +87,13 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.usage and (body.get("stream_options") or {}).get("include_usage"):
             prompt = len(body["prompt"].split()) if not chat else 1
             self._event({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": num_tokens}})
+        self._count_out()
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
+
+    def _count_out(self) -> None:
+        with self.server.lock:
+            self.server.num_open -= 1
 
     def _event(self, event: dict[str, Any]) -> None:
         self._chunk(f"data: {json.dumps(event)}\n\n".encode())

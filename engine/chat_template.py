@@ -165,7 +165,7 @@ def _tool_call(call: Any) -> Any:
     if isinstance(function.get("arguments"), str):
         try:
             function["arguments"] = json.loads(function["arguments"])
-        except ValueError:
+        except (ValueError, RecursionError):
             return call
     return {**call, "function": function}
 

@@ -143,7 +143,7 @@ def test_samples_do_not_share_characters() -> None:
 def test_logprobs_follow_the_tokens() -> None:
     processor = OutputProcessor(ByteTokenizer())
     processor.add(make_request(logprobs=0, prompt_logprobs=0, stop=("c",)))
-    ids = list("é".encode()) + [98, 99, 100]
+    ids = [*"é".encode(), 98, 99, 100]
     logprobs = [TokenLogprobs(token_id=i, logprob=-1.0, rank=1) for i in ids]
     output = TokenOutput(request_id="r", token_ids=ids, logprobs=logprobs, prompt_logprobs=[None], num_cached_tokens=1)
     (delta,), _ = processor.process([output])

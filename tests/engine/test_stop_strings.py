@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,7 +38,7 @@ def first_match(text: str, stop: list[str]) -> tuple[int, str] | None:
 def test_equals_search_in_whole_text(text: str, stop: list[str], cuts: list[int], include: bool) -> None:
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     checker = StopChecker(stop, include=include)
-    shown = "".join(feed(checker, [text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]))
+    shown = "".join(feed(checker, [text[a:b] for a, b in pairwise(bounds)]))
     match = first_match(text, stop)
     if match is None:
         assert (shown, checker.matched) == (text, None)

@@ -1,6 +1,6 @@
 """A core without a model, for tests of everything around it: it counts upwards from the prompt's last token.
 
-``CountingCore`` is given to a core process as ``counting_core:CountingCore``; variants with a fault or a delay follow it.
+``CountingCore`` is given to a core process as ``counting_core:CountingCore``; faulty and slow ones follow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How keys and values lie in memory: logically [N,S,G,D], physically [N,G,S,D].
+"""How keys and values lie in memory: both logically [N,S,G,D], keys physically [N,G,D,S] and values [N,G,S,D] on a CPU.
 
-One head's keys of one block are then contiguous, S*D elements in a row, which is what an attention kernel reads for one
-(request, KV head). Kernels take any strides, so nothing else depends on this choice.
+A CPU kernel computes the scores of neighbouring slots in the lanes of one vector: with the slots of a block side by side
+for each feature, keys load straight from the cache, and so do a token's values with its features side by side. Kernels
+take any strides, so nothing else depends on this choice. On a GPU both are [N,S,G,D].
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ def allocate_kv_cache(
 
     Not cleared: on the CPU no page is touched before a token is written there, so an unused pool costs no memory.
     """
-    shape = (num_blocks, num_kv_heads, block_size, head_size)
-    key, value = (torch.empty(shape, dtype=dtype, device=device).transpose(1, 2) for _ in range(2))
-    return key, value
+    if torch.device(device).type != "cpu":
+        shape = (num_blocks, block_size, num_kv_heads, head_size)
+        return torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device)
+    key = torch.empty((num_blocks, num_kv_heads, head_size, block_size), dtype=dtype)
+    value = torch.empty((num_blocks, num_kv_heads, block_size, head_size), dtype=dtype)
+    return key.permute(0, 3, 1, 2), value.transpose(1, 2)
 
 
 def kv_block_bytes(block_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> int:

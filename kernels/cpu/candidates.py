@@ -2,8 +2,93 @@
 
 from __future__ import annotations
 
-from ..registry import Registry
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...platforms.spec import DeviceSpec
+from ...quant.scheme import Dense, WeightOnly
+from ..problems import AttentionProblem, LinearProblem, PlainProblem, dtype_name
+from ..registry import Candidate, Quality, Registry
+from . import attention, elementwise, linear
+from .library import unavailable
+
+_BITS = (2, 4, 8)
 
 
 def register_cpu_ops(registry: Registry) -> None:
-    """Register the compiled kernels ahead of the torch ones."""
+    """Register the compiled kernels."""
+    plain: dict[str, Callable[..., Any]] = {
+        "rms_norm": elementwise.rms_norm,
+        "add_rms_norm": elementwise.add_rms_norm,
+        "rope": elementwise.rope,
+        "silu_and_mul": elementwise.silu_and_mul,
+        "write_kv": attention.write_kv,
+    }
+    for op, run in plain.items():
+        registry.register(Candidate(op=op, name="c_float32", quality=Quality.NATIVE, can_run=_plain, run=run))
+    registry.register(
+        Candidate(
+            op="paged_attention",
+            name="c_float32",
+            quality=Quality.NATIVE,
+            can_run=_attention,
+            run=attention.paged_attention,
+        )
+    )
+    registry.register(
+        Candidate(
+            op="linear",
+            name="c_dense_float32",
+            quality=Quality.NATIVE,
+            can_run=_dense,
+            run=linear.run_dense,
+            prepare=linear.prepare_dense,
+        )
+    )
+    registry.register(
+        Candidate(
+            op="linear",
+            name="c_low_bit_float32",
+            quality=Quality.NATIVE,
+            can_run=_low_bit,
+            run=linear.run_low_bit,
+            prepare=linear.prepare_low_bit,
+        )
+    )
+
+
+def _float32(dtype: torch.dtype) -> str | None:
+    if dtype is not torch.float32:
+        return f"it computes in float32, not {dtype_name(dtype)}"
+    return unavailable()
+
+
+def _plain(spec: DeviceSpec, problem: PlainProblem) -> str | None:
+    return _float32(problem.dtype)
+
+
+def _attention(spec: DeviceSpec, problem: AttentionProblem) -> str | None:
+    if problem.kv_dtype is not torch.float32:
+        return f"it reads float32 caches, not {dtype_name(problem.kv_dtype)}"
+    return _float32(problem.dtype)
+
+
+def _dense(spec: DeviceSpec, problem: LinearProblem) -> str | None:
+    if not isinstance(problem.scheme, Dense):
+        return f"the weight is {problem.scheme}, not dense"
+    return _float32(problem.dtype)
+
+
+def _low_bit(spec: DeviceSpec, problem: LinearProblem) -> str | None:
+    scheme = problem.scheme
+    if not isinstance(scheme, WeightOnly):
+        return f"the weight is {scheme}, not weight-only integers"
+    if scheme.bits not in _BITS:
+        return f"{scheme.bits}-bit codes straddle words; it decodes {', '.join(map(str, _BITS))} bits"
+    group_size = scheme.resolved_group_size(problem.in_features)
+    per_word = 32 // scheme.bits
+    if group_size % per_word and group_size < problem.in_features:
+        return f"groups of {group_size} do not end on a word of {per_word} codes"
+    return _float32(problem.dtype)

@@ -49,9 +49,9 @@ def make_case(
         key, value = (
             (torch.randn(seq_len, num_kv_heads, head_size, generator=generator) * spread).to(dtype) for _ in range(2)
         )
-        for position in range(seq_len):
-            key_cache[mine[position // block_size], position % block_size] = key[position]
-            value_cache[mine[position // block_size], position % block_size] = value[position]
+        owner = torch.tensor(mine).repeat_interleave(block_size)[:seq_len]
+        offset = torch.arange(seq_len) % block_size
+        key_cache[owner, offset], value_cache[owner, offset] = key, value
         slots += [mine[p // block_size] * block_size + p % block_size for p in range(seq_len - query_len, seq_len)]
         keys.append(key)
         values.append(value)
@@ -69,20 +69,21 @@ def make_case(
 
 
 def expected_attention(case: AttentionCase, scale: float, window: int | None = None, soft_cap: float = 0.0) -> Tensor:
-    """Row by row and head by head, in float64."""
+    """Request by request and head by head from the tokens themselves, in float64."""
     output = torch.zeros(case.query.shape, dtype=torch.float64)
     group = case.query.shape[1] // case.key_cache.shape[2]
-    token = 0
+    start = 0
     for row, (query_len, seq_len) in enumerate(zip(case.batch.query_lens_host, case.batch.seq_lens_host, strict=True)):
-        for position in range(seq_len - query_len, seq_len):
-            first = 0 if window is None else max(0, position - window + 1)
-            for head in range(case.query.shape[1]):
-                key = case.keys[row][first : position + 1, head // group].double()
-                value = case.values[row][first : position + 1, head // group].double()
-                score = key @ case.query[token, head].double() * scale
-                if soft_cap:
-                    score = soft_cap * torch.tanh(score / soft_cap)
-                weight = torch.exp(score - score.max())
-                output[token, head] = (weight / weight.sum()) @ value
-            token += 1
+        position = torch.arange(seq_len - query_len, seq_len)[:, None]
+        column = torch.arange(seq_len)[None]
+        seen = (column <= position) & (column > position - (window or seq_len + 1))
+        for head in range(case.query.shape[1]):
+            score = case.query[start : start + query_len, head].double() @ case.keys[row][:, head // group].double().T
+            score *= scale
+            if soft_cap:
+                score = soft_cap * torch.tanh(score / soft_cap)
+            weight = torch.where(seen, torch.exp(score - score.amax(1, keepdim=True)), 0.0)
+            mixed = weight @ case.values[row][:, head // group].double()
+            output[start : start + query_len, head] = mixed / weight.sum(1, keepdim=True)
+        start += query_len
     return output

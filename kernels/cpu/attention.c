@@ -1,0 +1,293 @@
+/* Causal attention over a block table, float32, online softmax (arXiv:2205.14135) over tiles of KEY_TILE positions.
+
+   A work item is one request, one KV head and up to BLOCK_ROWS query rows; a row is one (token, head) pair of the group that
+   shares the KV head. Tiles start at fixed positions and each row's sums run in a fixed order, so a row's result depends neither
+   on its batch mates nor on how its prompt was cut into steps nor on the number of threads.
+
+   Keys are read in place where LANES consecutive slots of a block lie side by side for each feature, values where a row of
+   features is contiguous and a multiple of PANEL long; else the tile is first copied into that form. */
+#include <math.h>
+
+#include "parallel.h"
+#include "simd.h"
+
+#define KEY_TILE 128
+#define KEY_PARTS (KEY_TILE / LANES)
+#define BLOCK_ROWS (4 * TILE_ROWS)
+
+#define UNROLL_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < rows; r++)
+#define UNROLL_VECS _Pragma("GCC unroll 4") for (int v = 0; v < PANEL_VECS; v++)
+
+/* Strides in elements: block, slot, head, feature. */
+struct cache {
+    const float *data;
+    ptrdiff_t block, slot, head, feature;
+};
+
+struct attention {
+    const float *query;
+    ptrdiff_t query_token, query_head;
+    float *out;
+    ptrdiff_t num_heads, num_kv_heads, head_size, block_size;
+    struct cache key, value;
+    const int32_t *query_start, *seq_lens, *block_table;
+    ptrdiff_t num_requests, table_stride;
+    ptrdiff_t window; /* 0: none */
+    float scale, soft_cap;
+    ptrdiff_t next_item;
+};
+
+struct item {
+    ptrdiff_t request, kv_head, first_row, last_row;
+};
+
+/* One thread's buffers. Rows of `sum` and of copied values are `width` floats: head_size rounded up to PANEL. */
+struct scratch {
+    float *query, *sum, *scores, *keys, *values;
+    float largest[BLOCK_ROWS], total[BLOCK_ROWS];
+    ptrdiff_t width;
+    const float *key_part[KEY_PARTS];
+    ptrdiff_t key_step;
+    const float *value_row[KEY_TILE];
+};
+
+static struct scratch carve(const struct attention *p) {
+    struct scratch s;
+    s.width = (p->head_size + PANEL - 1) / PANEL * PANEL;
+    size_t query = BLOCK_ROWS * (size_t)p->head_size, sum = BLOCK_ROWS * (size_t)s.width;
+    size_t scores = TILE_ROWS * KEY_TILE, keys = KEY_TILE * (size_t)p->head_size, values = KEY_TILE * (size_t)s.width;
+    float *base = thread_scratch((query + sum + scores + keys + values) * sizeof(float));
+    s.scores = base;
+    s.sum = s.scores + scores;
+    s.values = s.sum + sum;
+    s.keys = s.values + values;
+    s.query = s.keys + keys;
+    return s;
+}
+
+static const float *slot(const struct attention *p, const struct cache *cache, const struct item *item, ptrdiff_t position) {
+    ptrdiff_t block = p->block_table[item->request * p->table_stride + position / p->block_size];
+    return cache->data + block * cache->block + position % p->block_size * cache->slot + item->kv_head * cache->head;
+}
+
+/* Point s at the keys and values of positions first..last (one tile, of which only these exist). */
+static void gather(const struct attention *p, const struct item *item, struct scratch *s, ptrdiff_t first, ptrdiff_t last) {
+    if (p->key.slot == 1 && p->block_size % LANES == 0) {
+        s->key_step = p->key.feature;
+        for (ptrdiff_t i = first; i < last; i += LANES) s->key_part[(i - first) / LANES] = slot(p, &p->key, item, i);
+        /* Past the context there are no keys: any readable ones do, their scores are discarded. */
+        for (ptrdiff_t part = (last - first + LANES - 1) / LANES; part < KEY_PARTS; part++) s->key_part[part] = s->key_part[0];
+    } else {
+        s->key_step = KEY_TILE;
+        for (int i = 0; i < KEY_PARTS; i++) s->key_part[i] = s->keys + i * LANES;
+        for (ptrdiff_t i = first; i < last; i++) {
+            const float *key = slot(p, &p->key, item, i);
+            for (ptrdiff_t d = 0; d < p->head_size; d++) s->keys[d * KEY_TILE + i - first] = key[d * p->key.feature];
+        }
+    }
+    int in_place = p->value.feature == 1 && s->width == p->head_size;
+    for (ptrdiff_t i = first; i < last; i++) {
+        const float *value = slot(p, &p->value, item, i);
+        float *copy = s->values + (i - first) * s->width;
+        s->value_row[i - first] = in_place ? value : copy;
+        if (in_place) continue;
+        for (ptrdiff_t d = 0; d < p->head_size; d++) copy[d] = value[d * p->value.feature];
+        for (ptrdiff_t d = p->head_size; d < s->width; d++) copy[d] = 0.0f;
+    }
+}
+
+/* scores [rows][KEY_TILE] of columns part*LANES.. (PANEL of them): query [rows, depth] . keys */
+INLINE void score_tile(const int rows, const float *query, ptrdiff_t depth, const float *const *part, ptrdiff_t step, float *scores) {
+    vf sum[TILE_ROWS][PANEL_VECS];
+    UNROLL_ROWS UNROLL_VECS sum[r][v] = (vf){0};
+    for (ptrdiff_t d = 0; d < depth; d++) {
+        vf key[PANEL_VECS];
+        UNROLL_VECS key[v] = load(part[v] + d * step);
+        UNROLL_ROWS {
+            vf value = splat(query[r * depth + d]);
+            UNROLL_VECS sum[r][v] += key[v] * value;
+        }
+    }
+    UNROLL_ROWS UNROLL_VECS store(scores + r * KEY_TILE + v * LANES, sum[r][v]);
+}
+
+/* sum [rows][width] (PANEL columns of it) += weights [rows][KEY_TILE] (columns first..last) . values */
+INLINE void mix_tile(const int rows, const float *weights, int first, int last, const float *const *value_row, ptrdiff_t column,
+                     float *out, ptrdiff_t width) {
+    vf sum[TILE_ROWS][PANEL_VECS];
+    UNROLL_ROWS UNROLL_VECS sum[r][v] = load(out + r * width + v * LANES);
+    for (int i = first; i < last; i++) {
+        const float *row = value_row[i] + column;
+        vf value[PANEL_VECS];
+        UNROLL_VECS value[v] = load(row + v * LANES);
+        UNROLL_ROWS {
+            vf weight = splat(weights[r * KEY_TILE + i]);
+            UNROLL_VECS sum[r][v] += value[v] * weight;
+        }
+    }
+    UNROLL_ROWS UNROLL_VECS store(out + r * width + v * LANES, sum[r][v]);
+}
+
+/* Turn one row's scores into weights relative to its running maximum; [first, last) are the columns it may see. */
+static void soften(const struct attention *p, float *scores, int first, int last, int columns, float *largest, float *total,
+                   float *sum, ptrdiff_t width) {
+    vf peak = splat(-INFINITY);
+    vi lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    for (int i = 0; i < columns; i += LANES) {
+        vf score = load(scores + i) * splat(p->scale);
+        if (p->soft_cap != 0.0f) {
+            vf e = vexp(vmin(score * splat(2.0f / p->soft_cap), splat(80.0f)));
+            score = splat(p->soft_cap) - splat(2.0f * p->soft_cap) / (e + splat(1.0f));
+        }
+        vi column = lane + splat_int(i);
+        score = choose((column >= splat_int(first)) & (column < splat_int(last)), score, splat(-INFINITY));
+        store(scores + i, score);
+        peak = vmax(score, peak);
+    }
+    float top = max_lanes(peak);
+    if (top < *largest) top = *largest;
+    vf part = splat(0.0f);
+    for (int i = 0; i < columns; i += LANES) {
+        vf weight = vexp(load(scores + i) - splat(top));
+        store(scores + i, weight);
+        part += weight;
+    }
+    float fade = *largest == -INFINITY ? 0.0f : expf(*largest - top);
+    *total = *total * fade + sum_lanes(part);
+    *largest = top;
+    if (fade == 1.0f) return;
+    for (ptrdiff_t d = 0; d < width; d += LANES) store(sum + d, load(sum + d) * splat(fade));
+}
+
+INLINE void score_rows(const int rows, const struct scratch *s, const float *query, ptrdiff_t depth, int columns) {
+    for (int part = 0; part < columns / LANES; part += PANEL_VECS)
+        score_tile(rows, query, depth, s->key_part + part, s->key_step, s->scores + part * LANES);
+}
+
+INLINE void mix_rows(const int rows, const struct scratch *s, float *sum, int first, int last) {
+    for (ptrdiff_t column = 0; column < s->width; column += PANEL)
+        mix_tile(rows, s->scores, first, last, s->value_row, column, sum + column, s->width);
+}
+
+#if TILE_ROWS >= 12
+#define ALL_CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#elif TILE_ROWS >= 6
+#define ALL_CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#else
+#define ALL_CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
+#endif
+
+static void score_any(int rows, const struct scratch *s, const float *query, ptrdiff_t depth, int columns) {
+    switch (rows) {
+#define CASE(n) case n: score_rows(n, s, query, depth, columns); break;
+        ALL_CASES
+#undef CASE
+    }
+}
+
+static void mix_any(int rows, const struct scratch *s, float *sum, int first, int last) {
+    switch (rows) {
+#define CASE(n) case n: mix_rows(n, s, sum, first, last); break;
+        ALL_CASES
+#undef CASE
+    }
+}
+
+static ptrdiff_t at_least(ptrdiff_t value, ptrdiff_t bound) { return value < bound ? bound : value; }
+
+static ptrdiff_t at_most(ptrdiff_t value, ptrdiff_t bound) { return value > bound ? bound : value; }
+
+/* The positions that a query row may see: [*first, *last). */
+static void visible(const struct attention *p, const struct item *item, ptrdiff_t row, ptrdiff_t *first, ptrdiff_t *last) {
+    const int32_t *start = p->query_start + item->request;
+    ptrdiff_t group = p->num_heads / p->num_kv_heads;
+    ptrdiff_t position = p->seq_lens[item->request] - (start[1] - start[0]) + row / group;
+    *first = p->window > 0 ? at_least(position - p->window + 1, 0) : 0;
+    *last = position + 1;
+}
+
+/* Rows row.. of the item against the tile of positions from `tile`. */
+static void attend_tile(const struct attention *p, const struct item *item, struct scratch *s, ptrdiff_t row, int rows, ptrdiff_t tile) {
+    ptrdiff_t place = row - item->first_row, first, last, unused;
+    visible(p, item, row, &first, &unused);
+    visible(p, item, row + rows - 1, &unused, &last);
+    first = at_least(first - tile, 0);
+    last = at_most(last - tile, KEY_TILE);
+    if (first >= last) return;
+    int columns = (int)((last + PANEL - 1) / PANEL * PANEL);
+    score_any(rows, s, s->query + place * p->head_size, p->head_size, columns);
+    for (int r = 0; r < rows; r++) {
+        ptrdiff_t from, to;
+        visible(p, item, row + r, &from, &to);
+        from = at_most(at_least(from - tile, 0), KEY_TILE);
+        to = at_most(at_least(to - tile, 0), KEY_TILE);
+        float *scores = s->scores + r * KEY_TILE;
+        if (from < to)
+            soften(p, scores, (int)from, (int)to, columns, &s->largest[place + r], &s->total[place + r],
+                   s->sum + (place + r) * s->width, s->width);
+        else
+            memset(scores, 0, (size_t)columns * sizeof(float));
+    }
+    mix_any(rows, s, s->sum + place * s->width, (int)first, (int)last);
+}
+
+static void attend(const struct attention *p, const struct item *item, struct scratch *s) {
+    ptrdiff_t group = p->num_heads / p->num_kv_heads, first, last, unused;
+    ptrdiff_t token = p->query_start[item->request];
+    ptrdiff_t num_rows = item->last_row - item->first_row;
+    for (ptrdiff_t r = 0; r < num_rows; r++) {
+        ptrdiff_t row = item->first_row + r;
+        const float *query = p->query + (token + row / group) * p->query_token + (item->kv_head * group + row % group) * p->query_head;
+        memcpy(s->query + r * p->head_size, query, (size_t)p->head_size * sizeof(float));
+        s->largest[r] = -INFINITY;
+        s->total[r] = 0.0f;
+    }
+    memset(s->sum, 0, (size_t)(num_rows * s->width) * sizeof(float));
+    visible(p, item, item->first_row, &first, &unused);
+    visible(p, item, item->last_row - 1, &unused, &last);
+    for (ptrdiff_t tile = first / KEY_TILE * KEY_TILE; tile < last; tile += KEY_TILE) {
+        gather(p, item, s, tile, at_most(tile + KEY_TILE, last));
+        for (ptrdiff_t row = item->first_row; row < item->last_row; row += TILE_ROWS)
+            attend_tile(p, item, s, row, (int)at_most(TILE_ROWS, item->last_row - row), tile);
+    }
+    for (ptrdiff_t r = 0; r < num_rows; r++) {
+        ptrdiff_t row = item->first_row + r;
+        float *out = p->out + ((token + row / group) * p->num_heads + item->kv_head * group + row % group) * p->head_size;
+        for (ptrdiff_t d = 0; d < p->head_size; d++) out[d] = s->sum[r * s->width + d] / s->total[r];
+    }
+}
+
+/* Threads take the next item each, in order of request, KV head and row; all walk the same sequence. */
+static void take_items(void *arg, int thread, int num_threads) {
+    (void)thread, (void)num_threads;
+    struct attention *p = arg;
+    struct scratch s = carve(p);
+    ptrdiff_t group = p->num_heads / p->num_kv_heads, index = 0;
+    ptrdiff_t mine = __atomic_fetch_add(&p->next_item, 1, __ATOMIC_RELAXED);
+    for (ptrdiff_t request = 0; request < p->num_requests; request++) {
+        ptrdiff_t rows = (p->query_start[request + 1] - p->query_start[request]) * group;
+        for (ptrdiff_t head = 0; head < p->num_kv_heads; head++)
+            for (ptrdiff_t row = 0; row < rows; row += BLOCK_ROWS, index++) {
+                if (index != mine) continue;
+                struct item item = {request, head, row, at_most(row + BLOCK_ROWS, rows)};
+                attend(p, &item, &s);
+                mine = __atomic_fetch_add(&p->next_item, 1, __ATOMIC_RELAXED);
+            }
+    }
+}
+
+/* sizes: num_heads, num_kv_heads, head_size, block_size, num_requests, table_stride, window, query token and head strides,
+   then block, slot, head and feature strides of the key cache and of the value cache. out is contiguous [T,H,D]. */
+void twofold_paged_attention(const float *query, const float *key, const float *value, float *out, const int32_t *query_start,
+                             const int32_t *seq_lens, const int32_t *block_table, const ptrdiff_t *sizes, float scale,
+                             float soft_cap, int num_threads) {
+    struct attention p = {.query = query, .out = out, .query_start = query_start, .seq_lens = seq_lens, .block_table = block_table};
+    p.num_heads = sizes[0], p.num_kv_heads = sizes[1], p.head_size = sizes[2], p.block_size = sizes[3];
+    p.num_requests = sizes[4], p.table_stride = sizes[5], p.window = sizes[6];
+    p.query_token = sizes[7], p.query_head = sizes[8];
+    p.key = (struct cache){key, sizes[9], sizes[10], sizes[11], sizes[12]};
+    p.value = (struct cache){value, sizes[13], sizes[14], sizes[15], sizes[16]};
+    p.scale = scale, p.soft_cap = soft_cap;
+    team_run(take_items, &p, num_threads);
+}

@@ -1,0 +1,108 @@
+"""Norms, rotary embedding and gated activation in C, float32: one call each instead of a chain of torch operations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .library import library
+
+# Below so many elements the thread team costs more than it saves.
+_SERIAL_ELEMENTS = 1 << 14
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """``reference.rms_norm``; x [..., K] with up to two leading dimensions of any stride."""
+    if x.stride(-1) != 1 or x.dim() > 3:
+        x = x.contiguous()
+    if weight.dtype is not torch.float32:
+        weight = weight.float()
+    size = x.shape[-1]
+    rows = x.numel() // size
+    if x.is_contiguous():
+        inner, outer_stride, inner_stride = 1, size, 0
+    elif x.dim() == 2:
+        inner, outer_stride, inner_stride = 1, x.stride(0), 0
+    else:
+        inner, outer_stride, inner_stride = x.shape[1], x.stride(0), x.stride(1)
+    out = torch.empty(x.shape)
+    library().twofold_rms_norm(
+        x.data_ptr(),
+        rows,
+        inner,
+        outer_stride,
+        inner_stride,
+        size,
+        None,
+        weight.data_ptr(),
+        eps,
+        offset,
+        out.data_ptr(),
+        None,
+        _threads(rows * size),
+    )
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """``reference.add_rms_norm``; x and residual [..., K]."""
+    x, residual = x.contiguous(), residual.contiguous()
+    if weight.dtype is not torch.float32:
+        weight = weight.float()
+    size = x.shape[-1]
+    rows = x.numel() // size
+    out, total = torch.empty(x.shape), torch.empty(x.shape)
+    library().twofold_rms_norm(
+        x.data_ptr(),
+        rows,
+        1,
+        size,
+        0,
+        size,
+        residual.data_ptr(),
+        weight.data_ptr(),
+        eps,
+        offset,
+        out.data_ptr(),
+        total.data_ptr(),
+        _threads(rows * size),
+    )
+    return out, total
+
+
+def rope(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """``reference.rope``, in place where the last dimension is contiguous."""
+    q, k = (part if part.stride(2) == 1 else part.contiguous() for part in (q, k))
+    tokens, q_heads, head_size = q.shape
+    library().twofold_rope(
+        q.data_ptr(),
+        k.data_ptr(),
+        tokens,
+        q.stride(0),
+        q.stride(1),
+        q_heads,
+        k.stride(0),
+        k.stride(1),
+        k.shape[1],
+        cos_sin.data_ptr(),
+        cos_sin.shape[1] // 2,
+        positions.data_ptr(),
+        interleaved,
+        _threads(tokens * q_heads * head_size),
+    )
+    return q, k
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """``reference.silu_and_mul``; x [T,2I]."""
+    if x.dim() != 2 or x.stride(1) != 1:
+        x = x.contiguous()
+    size = x.shape[-1] // 2
+    rows = x.numel() // (2 * size)
+    out = torch.empty((*x.shape[:-1], size))
+    library().twofold_silu_and_mul(x.data_ptr(), rows, x.stride(-2), size, out.data_ptr(), _threads(rows * size * 4))
+    return out
+
+
+def _threads(elements: int) -> int:
+    return 1 if elements < _SERIAL_ELEMENTS else torch.get_num_threads()

@@ -1,0 +1,346 @@
+/* y[M,N] = x[M,K] W[N,K]^T + bias, all float32 sums; weights packed into panels of PANEL output features.
+
+   Every output is summed over k in the same order whatever M, the thread count or the row's place in the batch: SUM_K
+   features in one accumulator, then these sums one after the other. So a row's result does not depend on its batch, and a
+   packed low-bit weight gives bit for bit what its dequantized matrix gives. */
+#include "parallel.h"
+#include "simd.h"
+
+#define SUM_K 128
+/* A thread works on GROUP_PANELS panels and at most BLOCK_K features at a time: that much weight stays in the L2 cache while
+   the rows of x pass by, and one tile's rows of x stay in the L1 cache. A multiple of SUM_K. */
+#define BLOCK_K 640
+#define GROUP_PANELS 4
+/* A low-bit panel is decoded in registers for up to so many rows, and once into scratch for more. */
+#define FUSED_ROWS (TILE_ROWS * 2 / 3)
+/* How far ahead weights are asked for when each is used once, in features. */
+#define PREFETCH_K 48
+
+int twofold_panel_width(void) { return PANEL; }
+
+struct linear {
+    const float *x;
+    ptrdiff_t x_stride;
+    ptrdiff_t rows;
+    ptrdiff_t in_features;
+    ptrdiff_t out_features;
+    const float *bias;
+    float *y;
+    ptrdiff_t y_stride;
+    /* Dense: panels float [N/PANEL][K][PANEL]. */
+    const float *weight;
+    /* Low-bit: codes int32 [N/PANEL][words][PANEL], scales float and zeros uint8 or NULL [N/PANEL][groups][PANEL]. */
+    const int32_t *codes;
+    const float *scales;
+    const uint8_t *zeros;
+    ptrdiff_t words;
+    ptrdiff_t groups;
+    ptrdiff_t group_size;
+    int bits;
+};
+
+#define UNROLL_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < rows; r++)
+#define UNROLL_VECS _Pragma("GCC unroll 4") for (int v = 0; v < PANEL_VECS; v++)
+
+typedef vf accumulators[TILE_ROWS][PANEL_VECS];
+
+/* out [rows][PANEL] = base + sum, base [PANEL] per row at base_stride (0: the same for all), or NULL for zero. */
+INLINE void finish(const int rows, accumulators sum, const float *base, ptrdiff_t base_stride, float *out, ptrdiff_t stride) {
+    UNROLL_ROWS UNROLL_VECS {
+        vf value = sum[r][v];
+        if (base) value = load(base + r * base_stride + v * LANES) + value;
+        store(out + r * stride + v * LANES, value);
+    }
+}
+
+/* sum [rows][PANEL] += x [rows, depth] w [depth, PANEL], asking meanwhile for the weights at `ahead`, `step` floats per k. */
+INLINE void dense_tile(const int rows, const float *x, ptrdiff_t stride, const float *w, ptrdiff_t depth,
+                       const float *ahead, ptrdiff_t step, accumulators sum) {
+    for (ptrdiff_t k = 0; k < depth; k++, w += PANEL, ahead += step) {
+        vf column[PANEL_VECS];
+        __builtin_prefetch(ahead);
+        if (PANEL > 16) __builtin_prefetch(ahead + 16);
+        UNROLL_VECS column[v] = load(w + v * LANES);
+        UNROLL_ROWS {
+            vf value = splat(x[r * stride + k]);
+            UNROLL_VECS sum[r][v] += column[v] * value;
+        }
+    }
+}
+
+/* The scale and zero of one group of one panel. */
+struct group {
+    vf scale[PANEL_VECS];
+    vf zero[PANEL_VECS];
+};
+
+INLINE struct group load_group(const struct linear *p, const int bits, ptrdiff_t panel, ptrdiff_t index) {
+    struct group group;
+    ptrdiff_t place = (panel * p->groups + index) * PANEL;
+    UNROLL_VECS {
+        group.scale[v] = load(p->scales + place + v * LANES);
+        if (p->zeros) {
+            int32_t zero[LANES];
+            for (int lane = 0; lane < LANES; lane++) zero[lane] = p->zeros[place + v * LANES + lane];
+            group.zero[v] = to_float(load_int(zero));
+        } else {
+            group.zero[v] = splat((float)(1 << (bits - 1)));
+        }
+    }
+    return group;
+}
+
+/* The weight that code number j of each lane's word stands for: (code - zero) * scale, the difference being exact. */
+INLINE vf decode(vi word, const int bits, int j, vf scale, vf zero) {
+    vi code = word >> (bits * j);
+#if defined(__AVX512F__)
+    if (bits == 4) {
+        const __m512 value = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        return ((vf)_mm512_permutexvar_ps((__m512i)code, value) - zero) * scale;
+    }
+#endif
+    return (to_float(code & splat_int((1 << bits) - 1)) - zero) * scale;
+}
+
+/* dense_tile on features first..last of a low-bit panel, decoding in registers. */
+INLINE void low_bit_tile(const struct linear *p, const int bits, const int rows, const float *x, ptrdiff_t panel,
+                         ptrdiff_t first, ptrdiff_t last, accumulators sum) {
+    const int per_word = 32 / bits;
+    const int32_t *codes = p->codes + panel * p->words * PANEL;
+    for (ptrdiff_t k = first; k < last;) {
+        ptrdiff_t index = k / p->group_size, end = (index + 1) * p->group_size;
+        if (end > last) end = last;
+        struct group group = load_group(p, bits, panel, index);
+        for (; k < end; k += per_word) {
+            const int32_t *place = codes + k / per_word * PANEL;
+            vi word[PANEL_VECS];
+            UNROLL_VECS {
+                __builtin_prefetch(place + PREFETCH_K * PANEL / 4 + v * LANES);
+                word[v] = load_int(place + v * LANES);
+            }
+            int count = end - k < per_word ? (int)(end - k) : per_word;
+            if (count == per_word) {
+#pragma GCC unroll 8
+                for (int j = 0; j < per_word; j++) {
+                    vf column[PANEL_VECS];
+                    UNROLL_VECS column[v] = decode(word[v], bits, j, group.scale[v], group.zero[v]);
+                    UNROLL_ROWS {
+                        vf value = splat(x[r * p->x_stride + k + j]);
+                        UNROLL_VECS sum[r][v] += column[v] * value;
+                    }
+                }
+            } else {
+                for (int j = 0; j < count; j++) {
+                    vf column[PANEL_VECS];
+                    UNROLL_VECS column[v] = decode(word[v], bits, j, group.scale[v], group.zero[v]);
+                    UNROLL_ROWS {
+                        vf value = splat(x[r * p->x_stride + k + j]);
+                        UNROLL_VECS sum[r][v] += column[v] * value;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* out [last-first][PANEL]: the weights of features first..last of a low-bit panel. */
+INLINE void expand(const struct linear *p, const int bits, ptrdiff_t panel, ptrdiff_t first, ptrdiff_t last, float *out) {
+    const int per_word = 32 / bits;
+    const int32_t *codes = p->codes + panel * p->words * PANEL;
+    for (ptrdiff_t k = first; k < last;) {
+        ptrdiff_t index = k / p->group_size, end = (index + 1) * p->group_size;
+        if (end > last) end = last;
+        struct group group = load_group(p, bits, panel, index);
+        for (; k < end; k += per_word) {
+            const int32_t *place = codes + k / per_word * PANEL;
+            int count = end - k < per_word ? (int)(end - k) : per_word;
+            for (int j = 0; j < count; j++, out += PANEL)
+                UNROLL_VECS store(out + v * LANES,
+                                  decode(load_int(place + v * LANES), bits, j, group.scale[v], group.zero[v]));
+        }
+    }
+}
+
+/* One tile of y: some rows from `row`, the features of one panel, summed over features first..last and added to what y
+   holds. `dense` points to the weights of feature `first`, or is NULL to decode; `ahead` and `step` as in dense_tile. */
+struct place {
+    ptrdiff_t panel, row, first, last;
+    const float *dense, *ahead;
+    ptrdiff_t step;
+};
+
+INLINE void run_part(const struct linear *p, const int rows, const int bits, struct place at) {
+    accumulators sum;
+    UNROLL_ROWS UNROLL_VECS sum[r][v] = (vf){0};
+    const float *x = p->x + at.row * p->x_stride;
+    if (bits == 0)
+        dense_tile(rows, x + at.first, p->x_stride, at.dense, at.last - at.first, at.ahead, at.step, sum);
+    else
+        low_bit_tile(p, bits, rows, x, at.panel, at.first, at.last, sum);
+    float *y = p->y + at.row * p->y_stride + at.panel * PANEL;
+    const float *bias = p->bias ? p->bias + at.panel * PANEL : NULL;
+    ptrdiff_t width = p->out_features - at.panel * PANEL;
+    if (width >= PANEL) {
+        finish(rows, sum, at.first ? y : bias, at.first ? p->y_stride : 0, y, p->y_stride);
+        return;
+    }
+    float edge[TILE_ROWS * PANEL];
+    finish(rows, sum, NULL, 0, edge, PANEL);
+    for (int r = 0; r < rows; r++)
+        for (ptrdiff_t n = 0; n < width; n++) {
+            float base = at.first ? y[r * p->y_stride + n] : bias ? bias[n] : 0.0f;
+            y[r * p->y_stride + n] = base + edge[r * PANEL + n];
+        }
+}
+
+INLINE void run_tile(const struct linear *p, const int rows, const int bits, struct place at) {
+    struct place part = at;
+    for (; part.first < at.last; part.first += SUM_K) {
+        part.last = part.first + SUM_K < at.last ? part.first + SUM_K : at.last;
+        run_part(p, rows, bits, part);
+        part.dense += SUM_K * PANEL;
+        part.ahead += SUM_K * part.step;
+    }
+}
+
+#define CASE(n) \
+    case n: run_tile(p, n, 0, at); break;
+
+static void dense_rows(const struct linear *p, int rows, struct place at) {
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
+#if TILE_ROWS >= 6
+        CASE(6)
+#endif
+#if TILE_ROWS >= 12
+        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#endif
+    }
+}
+#undef CASE
+
+#define CASE(n, bits) \
+    case 8 * n + bits / 2: run_tile(p, n, bits, at); break;
+#define CASES(n) CASE(n, 2) CASE(n, 4) CASE(n, 8)
+
+static void low_bit_rows(const struct linear *p, int rows, struct place at) {
+    switch (8 * rows + p->bits / 2) {
+        CASES(1) CASES(2) CASES(3)
+#if FUSED_ROWS >= 4
+        CASES(4)
+#endif
+#if FUSED_ROWS >= 8
+        CASES(5) CASES(6) CASES(7) CASES(8)
+#endif
+    }
+}
+#undef CASES
+#undef CASE
+
+static void expand_block(const struct linear *p, struct place at, float *out) {
+    switch (p->bits) {
+        case 2: expand(p, 2, at.panel, at.first, at.last, out); break;
+        case 4: expand(p, 4, at.panel, at.first, at.last, out); break;
+        case 8: expand(p, 8, at.panel, at.first, at.last, out); break;
+    }
+}
+
+/* Rows and panels of y that one thread computes. */
+struct share {
+    ptrdiff_t first_panel, last_panel, first_row, last_row;
+};
+
+/* The weights of panel i of the block that follows block k of the group at `panel`, or of this one at the end. */
+static const float *block_after(const struct linear *p, const struct share *share, ptrdiff_t panel, ptrdiff_t k, ptrdiff_t block,
+                                ptrdiff_t i) {
+    ptrdiff_t next_k = k + block < p->in_features ? k + block : 0;
+    ptrdiff_t next = next_k ? panel + i : panel + GROUP_PANELS + i;
+    if (next >= share->last_panel) next = panel + i;
+    return p->weight + (next * p->in_features + next_k) * PANEL;
+}
+
+/* All the share's rows for one block of K and one group of panels. */
+static void run_block(const struct linear *p, const struct share *share, ptrdiff_t panel, ptrdiff_t k, ptrdiff_t block, float *scratch) {
+    struct place at = {.first = k, .last = k + block < p->in_features ? k + block : p->in_features};
+    ptrdiff_t num_panels = share->last_panel - panel < GROUP_PANELS ? share->last_panel - panel : GROUP_PANELS;
+    ptrdiff_t num_rows = share->last_row - share->first_row, num_tiles = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
+    int in_registers = p->codes && num_rows <= FUSED_ROWS;
+    if (p->codes && !in_registers)
+        for (ptrdiff_t i = 0; i < num_panels; i++) {
+            at.panel = panel + i;
+            expand_block(p, at, scratch + i * BLOCK_K * PANEL);
+        }
+    for (ptrdiff_t t = 0; t < num_tiles; t++) {
+        at.row = share->first_row + num_rows * t / num_tiles;
+        int rows = (int)(share->first_row + num_rows * (t + 1) / num_tiles - at.row);
+        for (ptrdiff_t i = 0; i < num_panels; i++) {
+            at.panel = panel + i;
+            if (in_registers) {
+                low_bit_rows(p, rows, at);
+                continue;
+            }
+            at.dense = p->codes ? scratch + i * BLOCK_K * PANEL : p->weight + (at.panel * p->in_features + k) * PANEL;
+            at.ahead = at.dense + PREFETCH_K * PANEL;
+            at.step = PANEL;
+            if (num_tiles > 1 && !p->codes) {
+                at.step = PANEL / num_tiles;
+                at.ahead = block_after(p, share, panel, k, block, i) + (at.last - k) * PANEL * t / num_tiles;
+            }
+            dense_rows(p, rows, at);
+        }
+    }
+}
+
+static void run_share(void *arg, int thread, int num_threads) {
+    const struct linear *p = arg;
+    struct share share;
+    ptrdiff_t panels = (p->out_features + PANEL - 1) / PANEL;
+    int across = num_threads <= panels ? num_threads : (int)panels;
+    int down = num_threads / across;
+    if (thread >= across * down) return;
+    team_share(panels, thread % across, across, &share.first_panel, &share.last_panel);
+    team_share(p->rows, thread / across, down, &share.first_row, &share.last_row);
+    float *scratch = p->codes ? thread_scratch(GROUP_PANELS * BLOCK_K * PANEL * sizeof(float)) : NULL;
+    ptrdiff_t sums = (p->in_features + SUM_K - 1) / SUM_K, blocks = (p->in_features + BLOCK_K - 1) / BLOCK_K;
+    ptrdiff_t block = blocks ? (sums + blocks - 1) / blocks * SUM_K : SUM_K;
+    for (ptrdiff_t panel = share.first_panel; panel < share.last_panel; panel += GROUP_PANELS)
+        for (ptrdiff_t k = 0; k < p->in_features; k += block) run_block(p, &share, panel, k, block, scratch);
+}
+
+void twofold_linear_dense(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,
+                          const float *weight, const float *bias, float *y, ptrdiff_t y_stride, int num_threads) {
+    struct linear p = {x, x_stride, rows, in_features, out_features, bias, y, y_stride, .weight = weight};
+    team_run(run_share, &p, num_threads);
+}
+
+void twofold_linear_low_bit(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,
+                            const int32_t *codes, const float *scales, const uint8_t *zeros, ptrdiff_t words, ptrdiff_t groups,
+                            ptrdiff_t group_size, int bits, const float *bias, float *y, ptrdiff_t y_stride, int num_threads) {
+    struct linear p = {x, x_stride, rows, in_features, out_features, bias, y, y_stride, NULL,
+                       codes, scales, zeros, words, groups, group_size, bits};
+    team_run(run_share, &p, num_threads);
+}
+
+struct packing {
+    const int32_t *source;
+    int32_t *panels;
+    ptrdiff_t rows, columns, stride;
+};
+
+static void pack_share(void *arg, int thread, int num_threads) {
+    const struct packing *p = arg;
+    ptrdiff_t first, last;
+    team_share((p->rows + PANEL - 1) / PANEL, thread, num_threads, &first, &last);
+    for (ptrdiff_t panel = first; panel < last; panel++)
+        for (ptrdiff_t k = 0; k < p->columns; k++)
+            for (int lane = 0; lane < PANEL; lane++) {
+                ptrdiff_t row = panel * PANEL + lane;
+                p->panels[(panel * p->columns + k) * PANEL + lane] = row < p->rows ? p->source[row * p->stride + k] : 0;
+            }
+}
+
+/* 32-bit source [rows, columns] -> panels [ceil(rows/PANEL)][columns][PANEL], padded with zeros. */
+void twofold_pack_panels(const int32_t *source, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t stride, int32_t *panels, int num_threads) {
+    struct packing p = {source, panels, rows, columns, stride};
+    team_run(pack_share, &p, num_threads);
+}

@@ -1,0 +1,136 @@
+"""Linear layers in C, float32 sums: dense and packed 2-, 4- and 8-bit weights in one panel layout.
+
+A panel holds PANEL output features side by side (32 with AVX-512), for each input feature in turn, so one pass streams
+the weights once in order. Low-bit results equal those of the dequantized matrix bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...quant.canonical import CanonicalWeight, DenseWeight, PackedWeight, dequantize
+from .library import library
+
+# Below so many multiplications the thread team costs more than it saves.
+_SERIAL_WORK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DensePanels:
+    """``panels`` float32 [ceil(N/PANEL), K, PANEL]."""
+
+    panels: Tensor
+    pointer: int
+    in_features: int
+    out_features: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowBitPanels:
+    """``codes`` int32 [ceil(N/PANEL), words, PANEL], ``scales`` float32 and ``zeros`` uint8 or None [.., G, PANEL]."""
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    perm: Tensor | None
+    group_size: int
+    bits: int
+    in_features: int
+    out_features: int
+
+
+def prepare_dense(weight: CanonicalWeight, dtype: torch.dtype) -> DensePanels:
+    """Pack a weight into panels of float32, dequantizing it first where it is packed."""
+    matrix = weight.weight if isinstance(weight, DenseWeight) else dequantize(weight, torch.float32)
+    panels = _pack(matrix.to(torch.float32))
+    return DensePanels(panels, panels.data_ptr(), matrix.shape[1], matrix.shape[0])
+
+
+def run_dense(x: Tensor, weight: DensePanels, bias: Tensor | None = None) -> Tensor:
+    """x [T,K] float32 -> [T,N]."""
+    x, rows, threads = _rows(x, bias, weight.in_features, weight.out_features)
+    y = torch.empty((rows, weight.out_features))
+    library().twofold_linear_dense(
+        x.data_ptr(),
+        x.stride(0),
+        rows,
+        weight.in_features,
+        weight.out_features,
+        weight.pointer,
+        None if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        weight.out_features,
+        threads,
+    )
+    return y
+
+
+def prepare_low_bit(weight: PackedWeight, dtype: torch.dtype) -> LowBitPanels:
+    """Lay codes, scales and zeros out in panels."""
+    zeros = None
+    if weight.zeros is not None:
+        width = library().twofold_panel_width()
+        padded = F.pad(weight.zeros.to(torch.uint8), (0, 0, 0, -weight.shape[0] % width))
+        zeros = padded.view(-1, width, weight.num_groups).transpose(1, 2).contiguous()
+    return LowBitPanels(
+        codes=_pack(weight.qweight),
+        scales=_pack(weight.scales.to(torch.float32)),
+        zeros=zeros,
+        perm=None if weight.perm is None else weight.perm.long(),
+        group_size=weight.group_size,
+        bits=weight.scheme.bits,
+        in_features=weight.shape[1],
+        out_features=weight.shape[0],
+    )
+
+
+def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> Tensor:
+    """x [T,K] float32 -> [T,N]."""
+    if weight.perm is not None:
+        x = x.index_select(1, weight.perm)
+    x, rows, threads = _rows(x, bias, weight.in_features, weight.out_features)
+    y = torch.empty((rows, weight.out_features))
+    library().twofold_linear_low_bit(
+        x.data_ptr(),
+        x.stride(0),
+        rows,
+        weight.in_features,
+        weight.out_features,
+        weight.codes.data_ptr(),
+        weight.scales.data_ptr(),
+        None if weight.zeros is None else weight.zeros.data_ptr(),
+        weight.codes.shape[1],
+        weight.scales.shape[1],
+        weight.group_size,
+        weight.bits,
+        None if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        weight.out_features,
+        threads,
+    )
+    return y
+
+
+def _pack(matrix: Tensor) -> Tensor:
+    """[N, C] of 32-bit elements -> [ceil(N/PANEL), C, PANEL], padded with zeros."""
+    matrix = matrix.contiguous()
+    width = library().twofold_panel_width()
+    rows, columns = matrix.shape
+    panels = torch.empty((-(-rows // width), columns, width), dtype=matrix.dtype)
+    library().twofold_pack_panels(matrix.data_ptr(), rows, columns, columns, panels.data_ptr(), torch.get_num_threads())
+    return panels
+
+
+def _rows(x: Tensor, bias: Tensor | None, in_features: int, out_features: int) -> tuple[Tensor, int, int]:
+    """x with contiguous rows, how many they are, and how many threads the product is worth."""
+    assert x.dim() == 2 and x.shape[1] == in_features and x.dtype is torch.float32, "x must be float32 [T,K]"
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    rows = x.shape[0]
+    assert bias is None or (bias.dtype is torch.float32 and bias.is_contiguous()), "bias must be float32 [N]"
+    serial = rows * in_features * out_features < _SERIAL_WORK
+    return x, rows, 1 if serial else torch.get_num_threads()

@@ -1,0 +1,107 @@
+/* Vectors of the widest kind the target has, in GCC/Clang vector extensions: the same source for AVX-512, AVX2, SSE, NEON. */
+#ifndef TWOFOLD_SIMD_H
+#define TWOFOLD_SIMD_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define VEC_BYTES 64
+#define PANEL_VECS 2
+#define TILE_ROWS 12
+#elif defined(__AVX__)
+#define VEC_BYTES 32
+#define PANEL_VECS 2
+#define TILE_ROWS 6
+#else
+#define VEC_BYTES 16
+#define PANEL_VECS 4
+#define TILE_ROWS 5
+#endif
+
+/* Lanes per vector, output features per weight panel. A tile is TILE_ROWS x PANEL_VECS accumulators: with its operands it
+   just fits the register file (32, 16 and 32 or 16 registers). */
+#define LANES (VEC_BYTES / 4)
+#define PANEL (LANES * PANEL_VECS)
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(VEC_BYTES)));
+typedef int32_t vi __attribute__((vector_size(VEC_BYTES)));
+
+INLINE vf load(const float *p) {
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE vi load_int(const int32_t *p) {
+    vi v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+
+INLINE vf splat(float x) { return x - (vf){0}; }
+
+INLINE vi splat_int(int32_t x) { return x - (vi){0}; }
+
+INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
+
+/* Lane by lane; where a lane holds NaN the result is b's. */
+INLINE vf vmax(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    vi larger = a > b;
+    return (vf)((larger & (vi)a) | (~larger & (vi)b));
+#endif
+}
+
+INLINE vf vmin(vf a, vf b) { return -vmax(-a, -b); }
+
+/* mask's lanes are all ones or all zeros */
+INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+
+INLINE float sum_lanes(vf v) {
+    float lanes[LANES];
+    store(lanes, v);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+INLINE float max_lanes(vf v) {
+    float lanes[LANES];
+    store(lanes, v);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+    return lanes[0];
+}
+
+/* e^x to about 1 ulp; 0 below -87.3 (minus infinity included), about 2e38 above 88.3. Cephes' expf polynomial. */
+INLINE vf vexp(vf x) {
+    vf bounded = vmin(splat(88.3f), vmax(splat(-87.3f), x)); /* in this order NaN stays NaN */
+    const float shift = 12582912.0f; /* 1.5 * 2^23: adding and subtracting it rounds to an integer */
+    vf n = (bounded * splat(1.44269504f) + splat(shift)) - splat(shift);
+    vf r = bounded - n * splat(0.693359375f);
+    r = r + n * splat(2.12194440e-4f);
+    vf p = splat(1.9875691500e-4f);
+    p = p * r + splat(1.3981999507e-3f);
+    p = p * r + splat(8.3334519073e-3f);
+    p = p * r + splat(4.1665795894e-2f);
+    p = p * r + splat(1.6666665459e-1f);
+    p = p * r + splat(5.0000001201e-1f);
+    p = p * r * r + r + splat(1.0f);
+    vi power = (__builtin_convertvector(n, vi) + splat_int(127)) << 23;
+    return choose(x < splat(-87.3f), splat(0.0f), p * (vf)power);
+}
+#endif

@@ -1,0 +1,96 @@
+"""The C linear layers against float64 products over ugly shapes, and their exactness properties."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from twofold.kernels.cpu import linear
+from twofold.kernels.cpu.library import unavailable
+from twofold.quant.canonical import DenseWeight, PackedWeight, dequantize, pack
+from twofold.quant.scheme import WeightOnly
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no compiled kernels: {unavailable()}")
+
+SHAPES = [(1, 1), (3, 5), (31, 127), (32, 128), (33, 129), (64, 640), (100, 641), (160, 1300), (257, 48)]
+ROWS = [1, 2, 5, 7, 12, 13, 24, 40]
+
+
+def random_weight(
+    bits: int, group_size: int, shape: tuple[int, int], *, symmetric: bool, act_order: bool
+) -> PackedWeight:
+    generator = torch.Generator().manual_seed(bits * 1000 + shape[0])
+    scheme = WeightOnly(bits, group_size, symmetric, act_order)
+    rows, columns = shape
+    groups = scheme.num_groups(columns)
+    return PackedWeight(
+        scheme,
+        shape,
+        pack(torch.randint(0, 2**bits, shape, generator=generator), bits),
+        torch.randn(rows, groups, generator=generator),
+        None if symmetric else torch.randint(0, 2**bits, (rows, groups), generator=generator).to(torch.uint8),
+        torch.randperm(columns, generator=generator).to(torch.int32) if act_order else None,
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_dense(shape, with_bias):
+    generator = torch.Generator().manual_seed(sum(shape))
+    weight = torch.randn(shape, generator=generator)
+    bias = torch.randn(shape[0], generator=generator) if with_bias else None
+    prepared = linear.prepare_dense(DenseWeight(weight), torch.float32)
+    for rows in ROWS:
+        wide = torch.randn(rows, shape[1] + 3, generator=generator)
+        x = wide[:, 2 : 2 + shape[1]]
+        expected = x.double() @ weight.double().T + (bias.double() if with_bias else 0)
+        bound = x.double().abs() @ weight.double().abs().T * 1e-6 + 1e-6
+        assert ((linear.run_dense(x, prepared, bias) - expected).abs() <= bound).all()
+
+
+def test_dense_takes_no_rows_and_any_strides():
+    weight = torch.randn(40, 20, generator=torch.Generator().manual_seed(0))
+    prepared = linear.prepare_dense(DenseWeight(weight.T.contiguous().T), torch.float32)
+    assert linear.run_dense(torch.empty(0, 20), prepared).shape == (0, 40)
+    x = torch.randn(20, 6, generator=torch.Generator().manual_seed(1)).T
+    torch.testing.assert_close(linear.run_dense(x, prepared), x @ weight.T)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(("shape", "group_size"), [((70, 96), 32), ((32, 1300), 16), ((33, 147), -1), ((40, 700), 128)])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_low_bit_equals_its_dequantized_matrix_bit_for_bit(bits, shape, group_size, symmetric):
+    weight = random_weight(bits, group_size, shape, symmetric=symmetric, act_order=False)
+    prepared = linear.prepare_low_bit(weight, torch.float32)
+    dense = linear.prepare_dense(weight, torch.float32)
+    generator = torch.Generator().manual_seed(3)
+    bias = torch.randn(shape[0], generator=generator)
+    for rows in ROWS:
+        x = torch.randn(rows, shape[1], generator=generator)
+        assert torch.equal(linear.run_low_bit(x, prepared, bias), linear.run_dense(x, dense, bias))
+
+
+def test_low_bit_with_act_order():
+    weight = random_weight(4, 32, (48, 160), symmetric=False, act_order=True)
+    x = torch.randn(9, 160, generator=torch.Generator().manual_seed(4))
+    expected = x.double() @ dequantize(weight, torch.float64).T
+    result = linear.run_low_bit(x, linear.prepare_low_bit(weight, torch.float32)).double()
+    torch.testing.assert_close(result, expected, atol=1e-3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["dense", "low bit"])
+def test_a_row_does_not_depend_on_its_batch_or_on_the_thread_count(kind):
+    weight = random_weight(4, 32, (200, 1408), symmetric=True, act_order=False)
+    prepare, run = (
+        (linear.prepare_dense, linear.run_dense) if kind == "dense" else (linear.prepare_low_bit, linear.run_low_bit)
+    )
+    prepared = prepare(weight, torch.float32)
+    x = torch.randn(37, 1408, generator=torch.Generator().manual_seed(5))
+    whole = run(x, prepared)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            for rows in (1, 2, 6, 13):
+                assert torch.equal(run(x[20 : 20 + rows], prepared), whole[20 : 20 + rows])
+    finally:
+        torch.set_num_threads(threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import statistics
 import time
@@ -11,11 +12,10 @@ from typing import Any
 from ..engine.config import EngineConfig
 from ..engine.core.engine_core import EngineCore
 from ..engine.core.loading import load_parts
-from ..engine.llm import LLM
+from ..engine.messages import EngineRequest
 from ..engine.model_config import ModelConfig
 from ..engine.models.model import Model
 from ..engine.sampling_params import SamplingParams
-from ..engine.text_side import find_model, load_text_side
 
 _LABELS = {
     "time_to_first_token_ms": "time to first token, ms",
@@ -32,11 +32,10 @@ _LABELS = {
 
 
 def measure_latency(config: EngineConfig, args: argparse.Namespace) -> dict[str, Any]:
-    """One batch at a time, its prefill also by itself; the difference is the time of decoding. Medians."""
+    """One batch at a time; medians over the iterations."""
     bench = OfflineBench(config)
-    shape = (args.batch_size, args.input_len)
-    prefill = statistics.median(bench.run(*shape, 1) for _ in range(args.iterations))
-    total = statistics.median(bench.run(*shape, args.output_len) for _ in range(args.iterations))
+    runs = [bench.run(args.batch_size, args.input_len, args.output_len) for _ in range(args.iterations)]
+    prefill, total = (statistics.median(column) for column in zip(*runs, strict=True))
     return bench.describe("latency", args) | latency_figures(
         bench.model, prefill, total, args.batch_size, args.input_len, args.output_len
     )
@@ -45,7 +44,7 @@ def measure_latency(config: EngineConfig, args: argparse.Namespace) -> dict[str,
 def measure_throughput(config: EngineConfig, args: argparse.Namespace) -> dict[str, Any]:
     """All prompts at once, once."""
     bench = OfflineBench(config)
-    seconds = bench.run(args.num_prompts, args.input_len, args.output_len)
+    _, seconds = bench.run(args.num_prompts, args.input_len, args.output_len)
     num_prompt, num_output = args.num_prompts * args.input_len, args.num_prompts * args.output_len
     operations = matmul_operations(bench.model.config, num_prompt + num_output - args.num_prompts, num_output)
     return bench.describe("throughput", args) | {
@@ -59,7 +58,7 @@ def measure_throughput(config: EngineConfig, args: argparse.Namespace) -> dict[s
 def latency_figures(
     model: Model, prefill: float, total: float, batch_size: int, input_len: int, output_len: int
 ) -> dict[str, float]:
-    """Figures from two times in seconds: the batch with one output token each, and with all of them."""
+    """Figures from two times in seconds: until every request has its first token, and until all are done."""
     figures = {
         "time_to_first_token_ms": 1000 * prefill,
         "seconds": total,
@@ -68,7 +67,7 @@ def latency_figures(
         "output_tokens_per_second": batch_size * output_len / total,
     }
     num_steps = output_len - 1
-    if num_steps and total > prefill:
+    if num_steps:
         per_step = (total - prefill) / num_steps
         context = batch_size * (input_len + output_len / 2)
         num_bytes = decode_weight_bytes(model) + context * kv_bytes_per_token(model)
@@ -109,25 +108,40 @@ class OfflineBench:
 
     def __init__(self, config: EngineConfig) -> None:
         parts = load_parts(config)
-        tokenizer, generation = load_text_side(find_model(config), config)
-        core = EngineCore.from_parts(config, parts.model, parts.platform, parts.kernels, vocab_size=parts.vocab_size)
         self.model = parts.model
-        self.llm = LLM.from_parts(core, tokenizer, generation)
+        self._core = EngineCore.from_parts(
+            config, parts.model, parts.platform, parts.kernels, vocab_size=parts.vocab_size
+        )
+        self._vocabulary = self._core.info().vocab_size
         self._rng = random.Random(config.seed)
+        self._names = itertools.count()
         self.run(1, 8, 2)
 
-    def run(self, num_prompts: int, input_len: int, output_len: int) -> float:
-        """Seconds to complete ``num_prompts`` prompts together, greedily and to the full length."""
-        vocabulary = self.llm.info.vocab_size
-        prompts = [[self._rng.randrange(vocabulary) for _ in range(input_len)] for _ in range(num_prompts)]
-        params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
-        start = time.perf_counter()
-        self.llm.generate(prompts, params, progress=False)
-        return time.perf_counter() - start
+    def run(self, num_prompts: int, input_len: int, output_len: int) -> tuple[float, float]:
+        """Complete ``num_prompts`` prompts together, greedily and to the full length.
+
+        Seconds until every request had its first token, and until all were done.
+        """
+        params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True, seed=0)
+        requests = [self._request(input_len, params) for _ in range(num_prompts)]
+        waiting = {request.request_id for request in requests}
+        start = first = time.perf_counter()
+        for request in requests:
+            self._core.add_request(request)
+        while self._core.has_work():
+            outputs = self._core.step()
+            if waiting:
+                waiting.difference_update(output.request_id for output in outputs if output.token_ids)
+                first = time.perf_counter()
+        return first - start, time.perf_counter() - start
+
+    def _request(self, input_len: int, params: SamplingParams) -> EngineRequest:
+        prompt = [self._rng.randrange(self._vocabulary) for _ in range(input_len)]
+        return EngineRequest(request_id=f"bench-{next(self._names)}", prompt_token_ids=prompt, params=params)
 
     def describe(self, kind: str, args: argparse.Namespace) -> dict[str, Any]:
         """What was measured: engine and shape."""
-        info = self.llm.info
+        info = self._core.info()
         names = ("batch_size", "num_prompts", "input_len", "output_len", "iterations")
         shape = {name: getattr(args, name) for name in names if hasattr(args, name)}
         return {"kind": kind, "model": info.model_name, "device": info.device, "dtype": info.dtype, **shape}

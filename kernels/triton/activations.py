@@ -17,7 +17,14 @@ from .runtime import device_arch
 
 
 @triton.jit
-def act_and_mul_kernel(x_ptr, out_ptr, columns, x_row_stride, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def act_and_mul_kernel(
+    x_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    columns: tl.tensor,
+    x_row_stride: tl.tensor,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = index < columns

@@ -1,7 +1,7 @@
-"""``python -m twofold.kernels.triton.check``: compile every kernel for every architecture, with no GPU, and judge the result.
+"""``python -m twofold.kernels.triton.check``: compile every kernel for every architecture, without a GPU.
 
-A spill, shared memory over the chip's limit, a missing matrix instruction, a compiler error and a compilation that takes longer
-than ``--timeout`` each fail the check.
+A spill, shared memory over the chip's limit, a missing matrix instruction, a compiler error and a compilation that
+takes longer than ``--timeout`` each fail the check.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilations at a time")
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds for one compilation")
     parser.add_argument("--failures", action="store_true", help="print only what failed")
-    parser.add_argument("--markdown", type=Path, help="put the summary between the check-table markers of this document")
+    parser.add_argument(
+        "--markdown", type=Path, help="put the summary between the check-table markers of this document"
+    )
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What the ahead-of-time check compiles: every kernel for every dtype and launch row, as the launchers would specialize it."""
+"""What the ahead-of-time check compiles: every kernel, dtype and launch row, specialized as the launchers do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import activations, dequantize, packed_linear, paged_attention, rms_norm, rope, write_kv
-from .launch_table import Refused, attention_launch, linear_launch, row_launch
+from .launch_table import Refused, attention_row, linear_row, row_launch
 from .unpack import codes_per_unit
 
 TYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -21,8 +21,8 @@ GROUP = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One specialization. ``types`` of the run-time arguments that are neither ``x``'s dtype nor int32; ``refused`` instead of
-    a compilation when the launch table says why the registry will not choose it on this architecture."""
+    """One specialization. ``types`` of the run-time arguments that are neither ``x``'s dtype nor int32; ``refused``
+    instead of a compilation when the launch table says why the registry will not choose it on this architecture."""
 
     op: str
     variant: str
@@ -124,7 +124,7 @@ def _attention_cases(arch: str) -> Iterator[Case]:
 def _attention_case(arch: str, dtype: torch.dtype, phase: str, head_size: int, *, extras: bool) -> Case:
     """``extras``: sliding window and soft cap, and for decode a single token per request with split contexts."""
     name = TYPE_NAMES[dtype]
-    launch = attention_launch(arch, phase, head_size, dtype.itemsize)
+    launch = attention_row(arch, phase, head_size, dtype.itemsize)
     variant = f"{phase} D={head_size} {name}" + (" window, cap" if extras else "")
     if isinstance(launch, Refused):
         return Case(op="paged_attention", variant=variant, refused=launch.reason)
@@ -177,7 +177,7 @@ def _linear_case(
 ) -> Case:
     """Few rows: split K with a float32 result; otherwise a bias and the result in x's dtype."""
     name = TYPE_NAMES[dtype]
-    launch = linear_launch(arch, num_rows, dtype.itemsize)
+    launch = linear_row(arch, num_rows, dtype.itemsize)
     scheme = f"w{bits}g{group} {'asym' if zeros else 'sym'}{' act-order' if perm else ''}"
     variant = f"{scheme} {num_rows} rows {name}"
     if isinstance(launch, Refused):

@@ -25,7 +25,7 @@ _MATRIX_GCN = re.compile(r"\b(v_s?mfmac?_\w+?|v_wmma_\w+?)(?:_e64)?\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one compilation needs. ``spill_bytes`` per lane; ``matrix`` names the instructions; ``problems`` fail the check."""
+    """What one compilation needs: ``spill_bytes`` per lane, ``matrix`` instructions; ``problems`` fail the check."""
 
     registers: int = 0
     spill_bytes: int = 0
@@ -98,7 +98,9 @@ def _nvidia_resources(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
     return _number(r"REG:(\d+)", text), _number(r"STACK:(\d+)", text)
 
 

@@ -1,4 +1,4 @@
-"""Run compilations side by side, one forked process each: a crash or a hang in a compiler backend costs only its own case."""
+"""Run compilations side by side, a forked process each: a compiler that crashes or hangs costs only its own case."""
 
 from __future__ import annotations
 

@@ -37,14 +37,12 @@ def line_text(line: Line) -> str:
 
 
 def markdown(lines: Iterable[Line]) -> str:
-    """Per operation and architecture: cases, most registers, most shared memory of the limit, matrix instructions, verdict."""
+    """One row per operation and architecture; registers and shared memory are those of the hungriest case."""
     cells: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         cells.setdefault((line.op, line.arch), []).append(line)
-    rows = [
-        "| op | arch | compiled | registers, at most | shared memory, at most (limit) | matrix instructions | refused | failed |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    heads = ("op", "arch", "compiled", "registers", "shared memory (limit)", "matrix instructions", "refused", "failed")
+    rows = [_row(heads), _row(["---"] * len(heads))]
     rows += [_summary(op, arch, part) for (op, arch), part in sorted(cells.items())]
     return "\n".join(rows)
 
@@ -57,7 +55,12 @@ def _summary(op: str, arch: str, lines: list[Line]) -> str:
     matrix = sorted({name for outcome in done for name in outcome.matrix.split(", ") if name})
     limit = arch_facts(arch).shared_memory // 1024
     memory = f"{shared / 1024:.1f} KiB ({limit})"
-    return f"| {op} | {arch} | {len(done)} | {registers} | {memory} | {', '.join(matrix)} | {len(lines) - len(done)} | {failed} |"
+    counts = len(lines) - len(done), failed
+    return _row([op, arch, len(done), registers, memory, ", ".join(matrix), *counts])
+
+
+def _row(cells: Iterable[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def write_markdown(path: Path, text: str) -> None:

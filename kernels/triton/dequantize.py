@@ -1,7 +1,7 @@
 """Unpack a whole weight to 16 or 32-bit floats, for products with so many rows that a dense library product wins.
 
-Cost: reads N K bits/8 bytes of codes, writes N K elements; the product then reads them again. At most ``MAX_CHUNK_BYTES`` of
-dequantized weight exist at a time.
+Cost: reads N K bits/8 bytes of codes, writes N K elements; the product then reads them again. At most
+``MAX_CHUNK_BYTES`` of dequantized weight exist at a time.
 """
 
 from __future__ import annotations
@@ -22,31 +22,29 @@ MAX_CHUNK_BYTES = 128 << 20
 
 @triton.jit
 def dequantize_kernel(
-    stream_ptr,
-    scales_ptr,
-    zeros_ptr,
-    out_ptr,
-    first_output,
-    num_outputs,
-    N,
-    K,
-    group_size,
-    stream_row_stride,
+    stream_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    zeros_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    first_output: tl.tensor,
+    num_outputs: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    group_size: tl.tensor,
+    stream_row_stride: tl.tensor,
     BITS: tl.constexpr,
     PACK: tl.constexpr,
     GROUPING: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-):
+) -> None:
     rows = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     outputs = first_output + rows
     row_mask = rows < num_outputs
     start = tl.program_id(0) * BLOCK_K
     columns = start + tl.arange(0, BLOCK_K)
-    codes = load_codes(
-        stream_ptr, outputs, row_mask, start // PACK, stream_row_stride, stream_row_stride, BITS, PACK, BLOCK_N, BLOCK_K
-    )
+    codes = load_codes(stream_ptr, outputs, row_mask, start // PACK, stream_row_stride, BITS, PACK, BLOCK_N, BLOCK_K)
     weight = scaled_weight(
         codes, scales_ptr, zeros_ptr, outputs, row_mask, start, N, K, group_size,
         BITS, PACK, GROUPING, HAS_ZEROS, BLOCK_N, BLOCK_K,

@@ -1,7 +1,8 @@
 """Launch settings: one row per (architecture family, operation, shape class), never autotuned at start-up.
 
-A family without a row of its own takes ``DEFAULT``'s. ``check.py`` compiles every row for every architecture it can reach, so
-a row that spills or overflows shared memory never ships. The figures come from those compilations, not from a clock.
+A family without a row of its own takes ``DEFAULT``'s. ``check.py`` compiles every row for every architecture it can
+reach, so a row that spills or overflows shared memory never ships. The figures come from those compilations, not from
+a clock.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _PREFIXES = {"gfx9": "cdna2", "gfx12": "rdna4", "gfx1": "rdna3"}
 
 
 def family(arch: str) -> str:
-    """The family whose rows an architecture reads; consumer NVIDIA chips, unknown ones and the interpreter: ``default``."""
+    """Whose rows an architecture reads; consumer NVIDIA chips, unknown ones and the interpreter: ``default``."""
     if arch in _FAMILIES:
         return _FAMILIES[arch]
     return next((name for prefix, name in _PREFIXES.items() if arch.startswith(prefix)), DEFAULT)
@@ -86,27 +87,66 @@ def _head_class(head_size: int) -> int:
     return 64 if head_size <= 64 else 128 if head_size <= 128 else 256
 
 
+_TOO_WIDE = Refused("heads of more than 128 spill: a lane of this architecture has 256 registers")
+
 # (phase, head class, bytes per element of the query) -> family -> row
 ATTENTION: dict[tuple[str, int, int], dict[str, AttentionLaunch | Refused]] = {
-    ("decode", 64, 2): {DEFAULT: AttentionLaunch(16, 64, 4, 3), "cdna3": AttentionLaunch(16, 64, 2, 2)},
-    ("decode", 128, 2): {DEFAULT: AttentionLaunch(16, 32, 4, 3)},
-    ("decode", 256, 2): {DEFAULT: AttentionLaunch(16, 32, 4, 2)},
-    ("prefill", 64, 2): {DEFAULT: AttentionLaunch(64, 64, 4, 2)},
-    ("prefill", 128, 2): {DEFAULT: AttentionLaunch(64, 32, 4, 2)},
-    ("prefill", 256, 2): {DEFAULT: AttentionLaunch(64, 32, 8, 2)},
-    ("decode", 64, 4): {DEFAULT: AttentionLaunch(16, 32, 4, 1)},
-    ("decode", 128, 4): {DEFAULT: AttentionLaunch(16, 16, 4, 1)},
-    ("decode", 256, 4): {DEFAULT: AttentionLaunch(16, 16, 8, 1)},
-    ("prefill", 64, 4): {DEFAULT: AttentionLaunch(32, 32, 4, 1)},
+    ("decode", 64, 2): {
+        DEFAULT: AttentionLaunch(16, 64, 4, 3),
+        "cdna2": AttentionLaunch(16, 64, 2, 2),
+        "cdna3": AttentionLaunch(16, 64, 2, 2),
+        "cdna4": AttentionLaunch(16, 64, 2, 2),
+        "rdna3": AttentionLaunch(16, 32, 4, 1),
+        "rdna4": AttentionLaunch(16, 32, 4, 1),
+    },
+    ("decode", 128, 2): {
+        DEFAULT: AttentionLaunch(16, 32, 4, 3),
+        "cdna2": AttentionLaunch(16, 32, 4, 2),
+        "cdna3": AttentionLaunch(16, 32, 4, 2),
+        "cdna4": AttentionLaunch(16, 32, 4, 2),
+        "rdna3": AttentionLaunch(16, 16, 4, 1),
+        "rdna4": AttentionLaunch(16, 32, 4, 1),
+    },
+    ("decode", 256, 2): {
+        DEFAULT: AttentionLaunch(16, 32, 4, 2),
+        "rdna3": _TOO_WIDE,
+        "rdna4": AttentionLaunch(16, 16, 4, 1),
+    },
+    ("prefill", 64, 2): {
+        DEFAULT: AttentionLaunch(64, 64, 4, 2),
+        "rdna3": AttentionLaunch(64, 32, 4, 1),
+        "rdna4": AttentionLaunch(64, 32, 4, 1),
+    },
+    ("prefill", 128, 2): {
+        DEFAULT: AttentionLaunch(64, 32, 4, 2),
+        "rdna3": AttentionLaunch(64, 16, 8, 1),
+        "rdna4": AttentionLaunch(64, 32, 8, 1),
+    },
+    ("prefill", 256, 2): {
+        DEFAULT: AttentionLaunch(64, 32, 8, 2),
+        "rdna3": _TOO_WIDE,
+        "rdna4": AttentionLaunch(64, 16, 8, 1),
+    },
+    ("decode", 64, 4): {DEFAULT: AttentionLaunch(16, 16, 4, 1)},
+    ("decode", 128, 4): {DEFAULT: AttentionLaunch(16, 16, 8, 1)},
+    ("decode", 256, 4): {DEFAULT: AttentionLaunch(16, 16, 8, 1), "rdna3": _TOO_WIDE, "rdna4": _TOO_WIDE},
+    ("prefill", 64, 4): {DEFAULT: AttentionLaunch(32, 16, 4, 1)},
     ("prefill", 128, 4): {DEFAULT: AttentionLaunch(32, 16, 8, 1)},
-    ("prefill", 256, 4): {DEFAULT: AttentionLaunch(16, 16, 8, 1)},
+    ("prefill", 256, 4): {DEFAULT: AttentionLaunch(16, 16, 8, 1), "rdna3": _TOO_WIDE, "rdna4": _TOO_WIDE},
 }
 
 
-def attention_launch(arch: str, phase: str, head_size: int, element_size: int) -> AttentionLaunch | Refused:
-    """The row for a phase (``decode``: a handful of query rows per request, else ``prefill``)."""
+def attention_row(arch: str, phase: str, head_size: int, element_size: int) -> AttentionLaunch | Refused:
+    """The row for a phase: ``decode`` while the query rows of a request fit one matrix tile, else ``prefill``."""
     rows = ATTENTION[phase, _head_class(head_size), element_size]
     return rows.get(family(arch), rows[DEFAULT])
+
+
+def attention_launch(arch: str, phase: str, head_size: int, element_size: int) -> AttentionLaunch:
+    """``attention_row`` of a problem that the registry did not refuse."""
+    row = attention_row(arch, phase, head_size, element_size)
+    assert isinstance(row, AttentionLaunch), row.reason
+    return row
 
 
 # (row class, bytes per element of the activations) -> family -> row
@@ -128,10 +168,17 @@ def row_class(num_rows: int) -> str:
     return "few" if num_rows <= 16 else "some" if num_rows <= 64 else "many"
 
 
-def linear_launch(arch: str, num_rows: int, element_size: int) -> LinearLaunch | Refused:
+def linear_row(arch: str, num_rows: int, element_size: int) -> LinearLaunch | Refused:
     """The row for ``num_rows`` rows of activations."""
     rows = LINEAR[row_class(num_rows), element_size]
     return rows.get(family(arch), rows[DEFAULT])
+
+
+def linear_launch(arch: str, num_rows: int, element_size: int) -> LinearLaunch:
+    """``linear_row`` of a problem that the registry did not refuse."""
+    row = linear_row(arch, num_rows, element_size)
+    assert isinstance(row, LinearLaunch), row.reason
+    return row
 
 
 def crossover_rows(arch: str) -> int:

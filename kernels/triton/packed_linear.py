@@ -2,12 +2,13 @@
 
     x [T,K] 16 or 32-bit float   stream, scales [G,N], zeros [G,N]: see packed_weight.py   y [T,N] in x's dtype
 
-Cost: reads N K bits/8 of codes and N G (scale + zero) bytes once per ``block_m`` rows of x, and T K elements of x once per
-``block_n`` outputs; 2 T N K operations and about 4 per code for unpacking, once per ``block_m`` rows. With few rows the
-weight's bytes are everything, and K is split so that enough programs read it; the parts are added in a fixed order.
+Cost: reads N K bits/8 of codes and N G (scale + zero) bytes once per ``block_m`` rows of x, and T K elements of x once
+per ``block_n`` outputs; 2 T N K operations and about 4 per code for unpacking, once per ``block_m`` rows. With few
+rows the weight's bytes are everything, and K is split so that enough programs read it; the parts are added in a fixed
+order.
 
-Where a tile of K lies within one group, codes minus zero (exact in 16 bits) are multiplied and the scale is applied to the
-product. Otherwise each weight is scaled in float32 and rounded to x's dtype, as dequantizing does.
+Where a tile of K lies within one group, codes minus zero (exact in 16 bits) are multiplied and the scale is applied to
+the product. Otherwise each weight is scaled in float32 and rounded to x's dtype, as dequantizing does.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ GATHER_ROWS = 16
 
 @triton.jit
 def packed_linear_kernel(
-    x_ptr,
-    stream_ptr,
-    scales_ptr,
-    zeros_ptr,
-    perm_ptr,
-    bias_ptr,
-    out_ptr,
-    num_rows,
-    N,
-    K,
-    group_size,
-    steps_per_split,
-    x_row_stride,
-    stream_row_stride,
+    x_ptr: tl.tensor,
+    stream_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    zeros_ptr: tl.tensor,
+    perm_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    group_size: tl.tensor,
+    steps_per_split: tl.tensor,
+    x_row_stride: tl.tensor,
+    stream_row_stride: tl.tensor,
     BITS: tl.constexpr,
     PACK: tl.constexpr,
     GROUPING: tl.constexpr,
@@ -56,7 +57,7 @@ def packed_linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-):
+) -> None:
     # Row tiles are the fastest axis: programs that run together share a tile of the weight.
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -78,7 +79,7 @@ def packed_linear_kernel(
             features = columns
         x = tl.load(x_rows + features[None, :], mask=row_mask[:, None] & (columns < K)[None, :], other=0.0)
         codes = load_codes(
-            stream_ptr, outputs, output_mask, start // PACK, stream_row_stride, stream_row_stride, BITS, PACK, BLOCK_N, BLOCK_K
+            stream_ptr, outputs, output_mask, start // PACK, stream_row_stride, BITS, PACK, BLOCK_N, BLOCK_K
         )
         if GROUPING == "tile":
             group = (start // group_size) * N + outputs
@@ -107,7 +108,16 @@ def packed_linear_kernel(
 
 
 @triton.jit
-def add_splits_kernel(parts_ptr, bias_ptr, out_ptr, size, N, splits, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
+def add_splits_kernel(
+    parts_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    size: tl.tensor,
+    N: tl.tensor,
+    splits: tl.tensor,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < size
     total = tl.zeros([BLOCK], dtype=tl.float32)
@@ -138,7 +148,9 @@ def packed_linear(x: Tensor, prepared: PreparedWeight, bias: Tensor | None = Non
         out = dequantized_linear(rows, prepared, bias)
     else:
         launch = linear_launch(arch, rows.shape[0], x.element_size())
-        out = launch_linear(rows, prepared, bias, launch, num_splits(rows.shape[0], prepared, launch, num_cores(x.device)))
+        out = launch_linear(
+            rows, prepared, bias, launch, num_splits(rows.shape[0], prepared, launch, num_cores(x.device))
+        )
     return out.view(*x.shape[:-1], prepared.shape[0])
 
 
@@ -152,7 +164,9 @@ def num_splits(num_rows: int, prepared: PreparedWeight, launch: LinearLaunch, co
     return max(1, min(triton.cdiv(2 * cores, programs), steps // 4, MAX_SPLITS))
 
 
-def launch_linear(x: Tensor, prepared: PreparedWeight, bias: Tensor | None, launch: LinearLaunch, splits: int) -> Tensor:
+def launch_linear(
+    x: Tensor, prepared: PreparedWeight, bias: Tensor | None, launch: LinearLaunch, splits: int
+) -> Tensor:
     """x [T,K] through the fused kernel, with the launch row and the number of parts of K given."""
     num_rows, features = x.shape
     outputs = prepared.shape[0]

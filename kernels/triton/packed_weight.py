@@ -13,8 +13,10 @@ from .unpack import as_units, codes_per_unit
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedWeight:
-    """``stream`` [N, units or bytes] is the canonical bit stream; ``scales`` and ``zeros`` are [G,N], so that the scales of
-    neighbouring output features are neighbours in memory. ``perm`` int32 [K] or None as in ``PackedWeight``."""
+    """``stream`` [N, units or bytes] is the canonical bit stream, ``perm`` int32 [K] or None as in ``PackedWeight``.
+
+    ``scales`` and ``zeros`` are [G,N], so that those of neighbouring output features are neighbours in memory.
+    """
 
     bits: int
     shape: tuple[int, int]
@@ -50,7 +52,7 @@ def _scales(scales: Tensor) -> Tensor:
 
 
 def grouping(group_size: int, block_k: int, pack: int) -> str:
-    """How scales meet a tile of ``block_k`` codes: one per ``tile``, one per ``unit`` of ``pack`` codes, or per ``code``."""
+    """How scales meet a tile of ``block_k`` codes: one per ``tile``, per ``unit`` of ``pack`` codes, or ``code``."""
     if group_size % block_k == 0:
         return "tile"
     return "unit" if group_size % pack == 0 else "code"

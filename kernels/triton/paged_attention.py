@@ -1,15 +1,15 @@
 """Attention over the paged KV cache, one kernel for prefill, decode and any mixture of both.
 
-A program owns ``block_m`` query rows: the GROUP = H/G query heads of one KV head for ``block_m // GROUP`` neighbouring tokens of
-one request, so that every cached key and value is read once for all the heads that share it. It walks the request's tokens in
-tiles through the block table with an online softmax (arXiv:1805.02867) in float32.
+A program owns ``block_m`` query rows: the GROUP = H/G query heads of one KV head for ``block_m // GROUP`` neighbouring
+tokens of one request, so that every cached key and value is read once for all the heads that share it. It walks the
+request's tokens in tiles through the block table with an online softmax (arXiv:1805.02867) in float32.
 
-Few requests with long contexts leave a GPU idle, so their contexts are split: each split writes its unnormalized sum with the
-maximum and the denominator, and ``reduce_splits_kernel`` combines them.
+Few requests with long contexts leave a GPU idle, so their contexts are split: each split writes its unnormalized sum
+with the maximum and the denominator, and ``reduce_splits_kernel`` combines them.
 
-Cost per request and KV head: reads 2 L D cached elements (L tokens seen) once per ``block_m // GROUP`` query tokens, reads and
-writes GROUP D elements per query token; 4 L D operations per query row. Splits add 4 (D + 2) bytes written and read per (query
-row, split).
+Cost per request and KV head: reads 2 L D cached elements (L tokens seen) once per ``block_m // GROUP`` query tokens,
+reads and writes GROUP D elements per query token; 4 L D operations per query row. Splits add 4 (D + 2) bytes written
+and read per (query row, split).
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ REDUCE_DIMS = 64
 
 @triton.jit
 def paged_attention_kernel(
-    q_ptr,
-    key_ptr,
-    value_ptr,
-    out_ptr,
-    partial_ptr,
-    stats_ptr,
-    block_table_ptr,
-    query_start_loc_ptr,
-    seq_lens_ptr,
-    scale,
-    soft_cap,
-    window,
-    num_requests,
-    num_heads,
-    q_token_stride,
-    q_head_stride,
-    k_block_stride,
-    k_slot_stride,
-    k_head_stride,
-    k_dim_stride,
-    v_block_stride,
-    v_slot_stride,
-    v_head_stride,
-    v_dim_stride,
-    table_stride,
+    q_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    stats_ptr: tl.tensor,
+    block_table_ptr: tl.tensor,
+    query_start_loc_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    scale: tl.tensor,
+    soft_cap: tl.tensor,
+    window: tl.tensor,
+    num_requests: tl.tensor,
+    num_heads: tl.tensor,
+    q_token_stride: tl.tensor,
+    q_head_stride: tl.tensor,
+    k_block_stride: tl.tensor,
+    k_slot_stride: tl.tensor,
+    k_head_stride: tl.tensor,
+    k_dim_stride: tl.tensor,
+    v_block_stride: tl.tensor,
+    v_slot_stride: tl.tensor,
+    v_head_stride: tl.tensor,
+    v_dim_stride: tl.tensor,
+    table_stride: tl.tensor,
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     HEAD_PAD: tl.constexpr,
@@ -68,7 +68,7 @@ def paged_attention_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     SPLIT: tl.constexpr,
-):
+) -> None:
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(1)
     request, first_query = _locate(query_start_loc_ptr, num_requests, BLOCK_Q, ONE_TOKEN)
@@ -85,9 +85,9 @@ def paged_attention_kernel(
     row_mask = (rows < BLOCK_Q * GROUP) & (queries < query_len)
     tokens = (query_start + queries).to(tl.int64)
     dims = tl.arange(0, HEAD_PAD)
-    dim_mask = dims < HEAD_SIZE
+    mask = row_mask[:, None] & (dims < HEAD_SIZE)[None, :]
     q_offsets = (tokens * q_token_stride + heads * q_head_stride)[:, None] + dims[None, :]
-    q = tl.load(q_ptr + q_offsets, mask=row_mask[:, None] & dim_mask[None, :], other=0.0)
+    q = tl.load(q_ptr + q_offsets, mask=mask, other=0.0)
 
     positions = context_len + queries
     end = tl.minimum(context_len + first_query + BLOCK_Q, seq_len)
@@ -100,40 +100,13 @@ def paged_attention_kernel(
         first_tile += tl.program_id(2) * tiles_per_split
         last_tile = tl.minimum(first_tile + tiles_per_split, last_tile)
 
-    maximum = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    denominator = tl.zeros([BLOCK_M], dtype=tl.float32)
-    acc = tl.zeros([BLOCK_M, HEAD_PAD], dtype=tl.float32)
-    table = block_table_ptr + request.to(tl.int64) * table_stride
-    key_head = key_ptr + kv_head * k_head_stride
-    value_head = value_ptr + kv_head * v_head_stride
-    for tile in range(first_tile, last_tile):
-        columns = tile * TILE + tl.arange(0, TILE)
-        column_mask = columns < end
-        blocks = tl.load(table + columns // BLOCK_SIZE, mask=column_mask, other=0).to(tl.int64)
-        slots = columns % BLOCK_SIZE
-        k_offsets = (blocks * k_block_stride + slots * k_slot_stride)[None, :] + (dims * k_dim_stride)[:, None]
-        k = tl.load(key_head + k_offsets, mask=column_mask[None, :] & dim_mask[:, None], other=0.0)
-        scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
-        if HAS_SOFT_CAP:
-            # cap * tanh(s / cap) in base 2; ``scale`` already holds 2 / cap * log2(e) and ``soft_cap`` cap * log2(e)
-            scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
-        visible = row_mask[:, None] & (columns[None, :] <= positions[:, None])
-        if HAS_WINDOW:
-            visible = visible & (columns[None, :] > positions[:, None] - window)
-        scores = tl.where(visible, scores, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
-        # A row that has seen nothing yet has maximum -inf; 0 keeps the exponents from becoming nan.
-        finite_maximum = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        weights = tl.exp2(scores - finite_maximum[:, None])
-        correction = tl.exp2(maximum - finite_maximum)
-        denominator = denominator * correction + tl.sum(weights, axis=1)
-        v_offsets = (blocks * v_block_stride + slots * v_slot_stride)[:, None] + (dims * v_dim_stride)[None, :]
-        v = tl.load(value_head + v_offsets, mask=column_mask[:, None] & dim_mask[None, :], other=0.0)
-        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * correction[:, None], input_precision="ieee")
-        maximum = new_maximum
-
+    acc, maximum, denominator = _attend(
+        q, key_ptr + kv_head * k_head_stride, value_ptr + kv_head * v_head_stride,
+        block_table_ptr + request.to(tl.int64) * table_stride, positions, row_mask, first_tile, last_tile, end,
+        scale, soft_cap, window, k_block_stride, k_slot_stride, k_dim_stride, v_block_stride, v_slot_stride,
+        v_dim_stride, HEAD_SIZE, BLOCK_SIZE, TILE, HAS_WINDOW, HAS_SOFT_CAP,
+    )  # fmt: skip
     out_rows = tokens * num_heads + heads
-    mask = row_mask[:, None] & dim_mask[None, :]
     if SPLIT:
         split_rows = out_rows * tl.num_programs(2) + tl.program_id(2)
         tl.store(partial_ptr + split_rows[:, None] * HEAD_SIZE + dims[None, :], acc, mask=mask)
@@ -141,16 +114,17 @@ def paged_attention_kernel(
         tl.store(stats_ptr + split_rows * 2 + 1, denominator, mask=row_mask)
     else:
         out = acc / denominator[:, None]
-        out_offsets = out_rows[:, None] * HEAD_SIZE + dims[None, :]
-        tl.store(out_ptr + out_offsets, out.to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_ptr + out_rows[:, None] * HEAD_SIZE + dims[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _locate(query_start_loc_ptr, num_requests, BLOCK_Q: tl.constexpr, ONE_TOKEN: tl.constexpr):
+def _locate(
+    query_start_loc_ptr: tl.tensor, num_requests: tl.tensor, BLOCK_Q: tl.constexpr, ONE_TOKEN: tl.constexpr
+) -> Any:
     """(request, first query row) of this program.
 
-    Request r owns the programs from ``query_start_loc[r] // BLOCK_Q + r`` on: at least as many as it needs, whatever the
-    lengths, so that the grid follows from T and B alone and the lengths stay on the device.
+    Request r owns the programs from ``query_start_loc[r] // BLOCK_Q + r`` on: at least as many as it needs, whatever
+    the lengths, so that the grid follows from T and B alone and the lengths stay on the device.
     """
     program = tl.program_id(0)
     request = program
@@ -171,15 +145,90 @@ def _locate(query_start_loc_ptr, num_requests, BLOCK_Q: tl.constexpr, ONE_TOKEN:
 
 
 @triton.jit
+def _attend(
+    q: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    positions: tl.tensor,
+    row_mask: tl.tensor,
+    first_tile: tl.tensor,
+    last_tile: tl.tensor,
+    end: tl.tensor,
+    scale: tl.tensor,
+    soft_cap: tl.tensor,
+    window: tl.tensor,
+    k_block_stride: tl.tensor,
+    k_slot_stride: tl.tensor,
+    k_dim_stride: tl.tensor,
+    v_block_stride: tl.tensor,
+    v_slot_stride: tl.tensor,
+    v_dim_stride: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+) -> Any:
+    """Online softmax of the rows ``q`` over tiles of one request's tokens: (unnormalized sum, maximum, denominator)."""
+    dims = tl.arange(0, q.shape[1])
+    dim_mask = dims < HEAD_SIZE
+    maximum = tl.full([q.shape[0]], float("-inf"), dtype=tl.float32)
+    denominator = tl.zeros([q.shape[0]], dtype=tl.float32)
+    acc = tl.zeros(q.shape, dtype=tl.float32)
+    for tile in range(first_tile, last_tile):
+        columns = tile * TILE + tl.arange(0, TILE)
+        column_mask = columns < end
+        blocks = tl.load(table_ptr + columns // BLOCK_SIZE, mask=column_mask, other=0).to(tl.int64)
+        slots = columns % BLOCK_SIZE
+        k_offsets = (blocks * k_block_stride + slots * k_slot_stride)[None, :] + (dims * k_dim_stride)[:, None]
+        k = tl.load(key_ptr + k_offsets, mask=column_mask[None, :] & dim_mask[:, None], other=0.0)
+        scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
+        scores = _mask_scores(scores, columns, positions, row_mask, soft_cap, window, HAS_SOFT_CAP, HAS_WINDOW)
+        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+        # A row that has seen nothing yet has maximum -inf; 0 keeps the exponents from becoming nan.
+        finite_maximum = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        weights = tl.exp2(scores - finite_maximum[:, None])
+        correction = tl.exp2(maximum - finite_maximum)
+        denominator = denominator * correction + tl.sum(weights, axis=1)
+        v_offsets = (blocks * v_block_stride + slots * v_slot_stride)[:, None] + (dims * v_dim_stride)[None, :]
+        v = tl.load(value_ptr + v_offsets, mask=column_mask[:, None] & dim_mask[None, :], other=0.0)
+        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * correction[:, None], input_precision="ieee")
+        maximum = new_maximum
+    return acc, maximum, denominator
+
+
+@triton.jit
+def _mask_scores(
+    scores: tl.tensor,
+    columns: tl.tensor,
+    positions: tl.tensor,
+    row_mask: tl.tensor,
+    soft_cap: tl.tensor,
+    window: tl.tensor,
+    HAS_SOFT_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+) -> tl.tensor:
+    """Scores in base 2, -inf where a row may not look."""
+    if HAS_SOFT_CAP:
+        # cap * tanh(s / cap) -> Any: ``scores`` is 2 s / cap and ``soft_cap`` the cap, both times log2(e)
+        scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
+    visible = row_mask[:, None] & (columns[None, :] <= positions[:, None])
+    if HAS_WINDOW:
+        visible = visible & (columns[None, :] > positions[:, None] - window)
+    return tl.where(visible, scores, float("-inf"))
+
+
+@triton.jit
 def reduce_splits_kernel(
-    partial_ptr,
-    stats_ptr,
-    out_ptr,
-    num_splits,
+    partial_ptr: tl.tensor,
+    stats_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_splits: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLITS_PAD: tl.constexpr,
-):
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, SPLITS_PAD)
     dims = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -216,15 +265,17 @@ def paged_attention(
     soft_cap: float = 0.0,
 ) -> Tensor:
     """``reference.paged_attention``: query [T,H,D] over caches [N,S,G,D] of any strides -> [T,H,D], contiguous."""
-    num_heads, num_kv_heads = query.shape[1], key_cache.shape[2]
-    phase = "decode" if batch.max_query_len * (num_heads // num_kv_heads) <= 16 else "prefill"
-    launch = attention_launch(device_arch(query.device), phase, query.shape[2], query.element_size())
-    splits = num_splits(batch, num_kv_heads, sliding_window, num_cores(query.device)) if phase == "decode" else 1
+    rows = batch.max_query_len * (query.shape[1] // key_cache.shape[2])
+    launch = attention_launch(
+        device_arch(query.device), "decode" if rows <= 16 else "prefill", query.shape[2], query.element_size()
+    )
+    one_block = rows <= launch.block_m
+    splits = num_splits(batch, key_cache.shape[2], sliding_window, num_cores(query.device)) if one_block else 1
     return launch_attention(query, key_cache, value_cache, batch, scale, sliding_window, soft_cap, launch, splits)
 
 
 def num_splits(batch: AttentionBatch, num_kv_heads: int, sliding_window: int | None, cores: int) -> int:
-    """How many parts to cut each context into: enough to fill the cores twice, none below ``MIN_SPLIT_TOKENS`` tokens."""
+    """Parts to cut each context into: enough to fill the cores twice, none below ``MIN_SPLIT_TOKENS`` tokens."""
     programs = batch.num_requests * num_kv_heads
     if programs == 0 or programs >= cores:
         return 1

@@ -3,7 +3,8 @@
     y = x / sqrt(mean(x^2) + eps) * (weight + offset)        over the last dimension, in float32
 
 Cost per row of K: reads K (fused 2 K), writes K (fused 2 K) elements; the weight is read once per program and stays in
-cache; about 4 K operations. A row of up to ``MAX_TILE`` elements is read once; a longer one twice, the second time from cache.
+cache; about 4 K operations. A row of up to ``MAX_TILE`` elements is read once; a longer one twice, the second time
+from cache.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ MAX_TILE = 16384
 
 @triton.jit
 def rms_norm_kernel(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    out_ptr,
-    new_residual_ptr,
-    num_rows,
-    inner,
-    x_outer_stride,
-    x_inner_stride,
-    eps,
-    offset,
+    x_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    new_residual_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    inner: tl.tensor,
+    x_outer_stride: tl.tensor,
+    x_inner_stride: tl.tensor,
+    eps: tl.tensor,
+    offset: tl.tensor,
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     ADD: tl.constexpr,
-):
-    # Row r lies at (r // inner) * x_outer_stride + (r % inner) * x_inner_stride, so that the heads of a slice of a fused
-    # QKV projection need no copy. residual, out and new_residual are contiguous.
+) -> None:
+    # Row r lies at (r // inner) * x_outer_stride + (r % inner) * x_inner_stride, so that the heads of a slice of a
+    # fused QKV projection need no copy. residual, out and new_residual are contiguous.
     rows = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
     row_mask = (rows < num_rows)[:, None]
     x_rows = x_ptr + ((rows // inner) * x_outer_stride + (rows % inner) * x_inner_stride)[:, None]
@@ -95,7 +96,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
-    """(normalized, new residual) of ``x + residual`` [..., K]; the sum is rounded to the dtype before it is normalized."""
+    """(normalized, new residual) of ``x + residual`` [..., K]; the sum is rounded before it is normalized."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     new_residual = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
     _launch(x, residual.contiguous(), weight, out, new_residual, eps, offset)
@@ -103,7 +104,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
 
 
 def _launch(
-    x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, new_residual: Tensor | None, eps: float, offset: float
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    out: Tensor,
+    new_residual: Tensor | None,
+    eps: float,
+    offset: float,
 ) -> None:
     columns = x.shape[-1]
     num_rows = x.numel() // columns if columns else 0

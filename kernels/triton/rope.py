@@ -1,7 +1,8 @@
 """Rotary position embedding of query and key in one launch, in place.
 
-Pairs (a, b) become (a cos - b sin, b cos + a sin) in float32. Pairs are (i, i + R/2), or (2i, 2i + 1) when interleaved; elements
-from R on stay as they are. Cost per token: reads and writes (H + G) R elements, reads R float32 of the table; 6 operations a pair.
+Pairs (a, b) become (a cos - b sin, b cos + a sin) in float32. Pairs are (i, i + R/2), or (2i, 2i + 1) when
+interleaved; elements from R on stay as they are. Cost per token: reads and writes (H + G) R elements, reads R float32
+of the table; 6 operations a pair.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from .runtime import device_arch
 
 @triton.jit
 def rope_kernel(
-    q_ptr,
-    k_ptr,
-    cos_sin_ptr,
-    positions_ptr,
-    num_heads,
-    num_kv_heads,
-    q_token_stride,
-    q_head_stride,
-    k_token_stride,
-    k_head_stride,
-    cos_sin_stride,
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    cos_sin_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    num_heads: tl.tensor,
+    num_kv_heads: tl.tensor,
+    q_token_stride: tl.tensor,
+    q_head_stride: tl.tensor,
+    k_token_stride: tl.tensor,
+    k_head_stride: tl.tensor,
+    cos_sin_stride: tl.tensor,
     HALF: tl.constexpr,
     HALF_PAD: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
-):
+) -> None:
     # Program axis 1 walks the blocks of query heads, then those of key heads.
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -56,7 +57,15 @@ def rope_kernel(
 
 
 @triton.jit
-def _rotate(rows, pairs, mask, cos, sin, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+def _rotate(
+    rows: tl.tensor,
+    pairs: tl.tensor,
+    mask: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+) -> None:
     if INTERLEAVED:
         first = rows + 2 * pairs
         second = first + 1

@@ -13,7 +13,7 @@ __all__ = ["device_arch", "num_cores"]
 
 @functools.cache
 def device_arch(device: torch.device) -> str:
-    """``sm_90``, ``gfx942`` and so on: the key into the launch table. CPU tensors (the interpreter) have none: ``""``."""
+    """``sm_90``, ``gfx942`` and so on, the key into the launch table; "" for CPU tensors (the interpreter)."""
     return "" if device.type == "cpu" else current_platform().spec.arch
 
 

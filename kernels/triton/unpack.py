@@ -1,7 +1,8 @@
 """Codes of 2, 3, 4 and 8 bits out of the canonical bit stream, as a tile of a Triton kernel.
 
-A unit is the smallest run of codes that starts on a boundary a load can address: one int32 word (16, 8 or 4 codes), or for 3
-bits three bytes (8 codes). Each unit is loaded once, as neighbouring units of one output row, and spread inside the lane.
+A unit is the smallest run of codes that starts on a boundary a load can address: one int32 word (16, 8 or 4 codes), or
+for 3 bits three bytes (8 codes). Each unit is loaded once, as neighbouring units of one output row, and spread inside
+the lane.
 """
 
 from __future__ import annotations
@@ -26,64 +27,63 @@ def as_units(qweight: Tensor, bits: int) -> Tensor:
 
 @triton.jit
 def load_codes(
-    stream_ptr,
-    rows,
-    row_mask,
-    first_unit,
-    row_stride,
-    row_length,
+    stream_ptr: tl.tensor,
+    rows: tl.tensor,
+    row_mask: tl.tensor,
+    first_unit: tl.tensor,
+    row_stride: tl.tensor,
     BITS: tl.constexpr,
     PACK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-):
-    """int32 codes [BLOCK_N, BLOCK_K] of output rows ``rows`` from unit ``first_unit`` on; 0 beyond the stream."""
+) -> tl.tensor:
+    """int32 codes [BLOCK_N, BLOCK_K] of output rows ``rows`` from unit ``first_unit`` on; 0 beyond a row."""
     units = first_unit + tl.arange(0, BLOCK_K // PACK)[None, :]
     row_start = stream_ptr + (rows.to(tl.int64) * row_stride)[:, None]
     if BITS == 3:
         first = units * 3
-        words = tl.load(row_start + first, mask=row_mask[:, None] & (first < row_length), other=0).to(tl.int32)
-        second = tl.load(row_start + first + 1, mask=row_mask[:, None] & (first + 1 < row_length), other=0).to(tl.int32)
-        third = tl.load(row_start + first + 2, mask=row_mask[:, None] & (first + 2 < row_length), other=0).to(tl.int32)
+        words = tl.load(row_start + first, mask=row_mask[:, None] & (first < row_stride), other=0).to(tl.int32)
+        second = tl.load(row_start + first + 1, mask=row_mask[:, None] & (first + 1 < row_stride), other=0).to(tl.int32)
+        third = tl.load(row_start + first + 2, mask=row_mask[:, None] & (first + 2 < row_stride), other=0).to(tl.int32)
         words = words | (second << 8) | (third << 16)
     else:
-        words = tl.load(row_start + units, mask=row_mask[:, None] & (units < row_length), other=0)
+        words = tl.load(row_start + units, mask=row_mask[:, None] & (units < row_stride), other=0)
     shifts = tl.arange(0, PACK) * BITS
     codes = (words[:, :, None] >> shifts[None, None, :]) & ((1 << BITS) - 1)
     return tl.reshape(codes, [BLOCK_N, BLOCK_K])
 
 
 @triton.jit
-def spread(values, PACK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+def spread(values: tl.tensor, PACK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr) -> tl.tensor:
     """One value per unit [BLOCK_N, BLOCK_K // PACK] repeated for each of its codes [BLOCK_N, BLOCK_K]."""
     repeated = tl.broadcast_to(values[:, :, None], [BLOCK_N, BLOCK_K // PACK, PACK])
     return tl.reshape(repeated, [BLOCK_N, BLOCK_K])
 
 
 @triton.jit
-def to_float(codes):
-    """Codes below 2**23 as float32 by exponent bits: full-rate integer and float instructions instead of a conversion."""
+def to_float(codes: tl.tensor) -> tl.tensor:
+    """Codes below 2**23 as float32 through exponent bits: full-rate instructions instead of a conversion."""
     return (codes | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
 
 
 @triton.jit
 def scaled_weight(
-    codes,
-    scales_ptr,
-    zeros_ptr,
-    outputs,
-    output_mask,
-    start,
-    N,
-    K,
-    group_size,
+    codes: tl.tensor,
+    scales_ptr: tl.tensor,
+    zeros_ptr: tl.tensor,
+    outputs: tl.tensor,
+    output_mask: tl.tensor,
+    start: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    group_size: tl.tensor,
     BITS: tl.constexpr,
     PACK: tl.constexpr,
     GROUPING: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-):
+) -> tl.tensor:
     """float32 ``(code - zero) * scale`` [BLOCK_N, BLOCK_K] with a group per unit or per code."""
     if GROUPING == "code":
         columns = start + tl.arange(0, BLOCK_K)

@@ -1,7 +1,7 @@
 """Store new keys and values at their slots of the paged cache.
 
-Cost per token: reads and writes 2 G D elements. Any strides on either side; a negative slot is skipped, so that a padded batch
-can be written. The cache's dtype may differ from the new values'.
+Cost per token: reads and writes 2 G D elements. Any strides on either side; a negative slot is skipped, so that a
+padded batch can be written. The cache's dtype may differ from the new values'.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from .runtime import device_arch
 
 @triton.jit
 def write_kv_kernel(
-    key_ptr,
-    value_ptr,
-    key_cache_ptr,
-    value_cache_ptr,
-    slot_mapping_ptr,
-    num_kv_heads,
-    block_size,
-    key_token_stride,
-    key_head_stride,
-    value_token_stride,
-    value_head_stride,
-    kc_block_stride,
-    kc_slot_stride,
-    kc_head_stride,
-    kc_dim_stride,
-    vc_block_stride,
-    vc_slot_stride,
-    vc_head_stride,
-    vc_dim_stride,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    key_cache_ptr: tl.tensor,
+    value_cache_ptr: tl.tensor,
+    slot_mapping_ptr: tl.tensor,
+    num_kv_heads: tl.tensor,
+    block_size: tl.tensor,
+    key_token_stride: tl.tensor,
+    key_head_stride: tl.tensor,
+    value_token_stride: tl.tensor,
+    value_head_stride: tl.tensor,
+    kc_block_stride: tl.tensor,
+    kc_slot_stride: tl.tensor,
+    kc_head_stride: tl.tensor,
+    kc_dim_stride: tl.tensor,
+    vc_block_stride: tl.tensor,
+    vc_slot_stride: tl.tensor,
+    vc_head_stride: tl.tensor,
+    vc_dim_stride: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
-):
+) -> None:
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)
     if slot < 0:
@@ -52,7 +52,9 @@ def write_kv_kernel(
     mask = (heads < num_kv_heads) & (dims < HEAD_SIZE)
     key = tl.load(key_ptr + token * key_token_stride + heads * key_head_stride + dims, mask=mask)
     key_cache = key_cache_ptr + block * kc_block_stride + offset * kc_slot_stride
-    tl.store(key_cache + heads * kc_head_stride + dims * kc_dim_stride, key.to(key_cache_ptr.dtype.element_ty), mask=mask)
+    tl.store(
+        key_cache + heads * kc_head_stride + dims * kc_dim_stride, key.to(key_cache_ptr.dtype.element_ty), mask=mask
+    )
     value = tl.load(value_ptr + token * value_token_stride + heads * value_head_stride + dims, mask=mask)
     value_cache = value_cache_ptr + block * vc_block_stride + offset * vc_slot_stride
     value = value.to(value_cache_ptr.dtype.element_ty)

@@ -10,7 +10,8 @@ ROUNDOFF = {torch.float32: 2.0**-20, torch.float16: 2.0**-11, torch.bfloat16: 2.
 
 
 def assert_near(actual: Tensor, expected: Tensor, *, scale: float = 1.0, factor: float = 2.0) -> None:
-    """``|actual - expected| <= factor * roundoff * (|expected| + scale)`` everywhere; ``scale`` is the terms' magnitude."""
+    """``|actual - expected| <= factor * roundoff * (|expected| + scale)`` everywhere; ``scale`` is the terms'
+    magnitude."""
     assert actual.shape == expected.shape, f"{tuple(actual.shape)} is not {tuple(expected.shape)}"
     assert torch.isfinite(actual).all(), "the result has nan or infinity"
     wanted = expected.double()

@@ -1,8 +1,9 @@
 """Repairs triton's CPU interpreter for narrow floats; ``repair()`` before running a kernel under TRITON_INTERPRET=1.
 
-The interpreter keeps bfloat16 as uint16 and the 8-bit floats as uint8. Unrepaired (triton 3.7 to 3.9) it does arithmetic on
-those bit patterns, truncates when it narrows, drops the mantissa carry on the way to fp8 and reads fp8's NaN and infinity
-codes as numbers, all without a word. Here torch converts, and arithmetic on bfloat16 runs in float32 and rounds back.
+The interpreter keeps bfloat16 as uint16 and the 8-bit floats as uint8. Unrepaired (triton 3.7 to 3.9) it does
+arithmetic on those bit patterns, truncates when it narrows, drops the mantissa carry on the way to fp8 and reads fp8's
+NaN and infinity codes as numbers, all without a word. Here torch converts, and arithmetic on bfloat16 runs in float32
+and rounds back.
 
 Not repaired: bfloat16 reductions and atomics. Kernels convert to float32 first, which is better numerics anyway.
 """
@@ -89,7 +90,9 @@ def _widen(handle: TensorHandle) -> np.ndarray:
 def _repair_dot() -> None:
     original = InterpreterBuilder.create_dot
 
-    def create_dot(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *rest: Any) -> TensorHandle:
+    def create_dot(
+        self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *rest: Any
+    ) -> TensorHandle:
         if _is_narrow(a.dtype.scalar):
             product = np.matmul(_widen(a), _widen(b), dtype=np.float32)
             return TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)

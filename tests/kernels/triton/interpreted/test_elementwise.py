@@ -43,14 +43,18 @@ def test_rms_norm_of_nothing_and_of_a_transposed_row(dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 64), (5, 576), (1, MAX_TILE + 8)])
 def test_add_rms_norm(dtype: torch.dtype, rows: int, columns: int) -> None:
-    x, residual, weight = (randn(*shape, dtype=dtype, seed=n) for n, shape in enumerate([(rows, columns)] * 2 + [(columns,)]))
+    x, residual, weight = (
+        randn(*shape, dtype=dtype, seed=n) for n, shape in enumerate([(rows, columns)] * 2 + [(columns,)])
+    )
     normed, total = add_rms_norm(x, residual, weight, 1e-5, 1.0)
     assert torch.equal(total, x + residual)
     assert_near(normed, reference.rms_norm(total.double(), weight.double(), 1e-5, 1.0))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_size", "rotary"), [(9, 3, 64, 64), (1, 1, 96, 24), (32, 8, 128, 128), (3, 1, 80, 80)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_size", "rotary"), [(9, 3, 64, 64), (1, 1, 96, 24), (32, 8, 128, 128), (3, 1, 80, 80)]
+)
 def test_rope(dtype: torch.dtype, interleaved: bool, heads: int, kv_heads: int, head_size: int, rotary: int) -> None:
     tokens = 5
     fused = randn(tokens, (heads + kv_heads) * head_size, dtype=dtype)
@@ -81,7 +85,9 @@ def test_activations_of_extreme_gates_are_finite(dtype: torch.dtype) -> None:
     assert_near(gelu_and_mul(x, "tanh"), reference.gelu_and_mul(x.double(), "tanh"))
 
 
-@pytest.mark.parametrize(("kv_heads", "head_size", "block_size"), [(3, 64, 16), (1, 80, 16), (12, 128, 32), (2, 256, 7)])
+@pytest.mark.parametrize(
+    ("kv_heads", "head_size", "block_size"), [(3, 64, 16), (1, 80, 16), (12, 128, 32), (2, 256, 7)]
+)
 @pytest.mark.parametrize("head_major", [False, True])
 def test_write_kv(dtype: torch.dtype, kv_heads: int, head_size: int, block_size: int, head_major: bool) -> None:
     num_blocks, tokens = 5, 4

@@ -84,7 +84,9 @@ def test_dot_multiplies_values(dtype: torch.dtype) -> None:
     x, y = (torch.randn(16, 16, generator=torch.Generator().manual_seed(seed)).to(dtype) for seed in (3, 4))
     out = torch.empty(16, 16)
     dot_kernel[(1,)](x, y, out, BLOCK=16)
-    torch.testing.assert_close(out.double(), x.double() @ y.double(), rtol=1e-3 if dtype.itemsize == 2 else 1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        out.double(), x.double() @ y.double(), rtol=1e-3 if dtype.itemsize == 2 else 1e-5, atol=1e-5
+    )
 
 
 def test_repairing_twice_changes_nothing() -> None:

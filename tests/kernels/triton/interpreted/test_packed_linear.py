@@ -21,7 +21,14 @@ SMALL = LinearLaunch(16, 32, 64, 4, 1)
 
 
 def make_weight(
-    outputs: int, features: int, bits: int, group: int, *, symmetric: bool = True, act_order: bool = False, seed: int = 0
+    outputs: int,
+    features: int,
+    bits: int,
+    group: int,
+    *,
+    symmetric: bool = True,
+    act_order: bool = False,
+    seed: int = 0,
 ) -> PackedWeight:
     generator = torch.Generator().manual_seed(seed)
     scheme = WeightOnly(bits, group, symmetric, act_order)
@@ -63,7 +70,9 @@ def test_schemes(dtype: torch.dtype, bits: int, symmetric: bool, group: int) -> 
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize(("features", "group"), [(144, 48), (144, 36), (144, -1), (20, 5), (100, 32), (1, -1), (192, 128)])
+@pytest.mark.parametrize(
+    ("features", "group"), [(144, 48), (144, 36), (144, -1), (20, 5), (100, 32), (1, -1), (192, 128)]
+)
 def test_ragged_features_and_groups(bits: int, features: int, group: int) -> None:
     weight = make_weight(17, features, bits, group, symmetric=False)
     x = make_rows(5, features, torch.float32)
@@ -72,14 +81,22 @@ def test_ragged_features_and_groups(bits: int, features: int, group: int) -> Non
 
 @pytest.mark.parametrize(("rows", "outputs"), [(1, 1), (16, 33), (33, 100), (0, 8)])
 def test_ragged_rows_outputs_and_bias(rows: int, outputs: int) -> None:
-    weight, x, bias = make_weight(outputs, 128, 4, 128), make_rows(rows, 128, torch.bfloat16), torch.randn(outputs).bfloat16()
+    weight, x, bias = (
+        make_weight(outputs, 128, 4, 128),
+        make_rows(rows, 128, torch.bfloat16),
+        torch.randn(outputs).bfloat16(),
+    )
     check(x, weight, launch_linear(x, prepare(weight, x.dtype), bias, SMALL, 1), bias)
 
 
 @pytest.mark.parametrize("splits", [2, 3, 7])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_split_features(splits: int, rows: int) -> None:
-    weight, x, bias = make_weight(40, 448, 4, 64, symmetric=False), make_rows(rows, 448, torch.float16), torch.randn(40).half()
+    weight, x, bias = (
+        make_weight(40, 448, 4, 64, symmetric=False),
+        make_rows(rows, 448, torch.float16),
+        torch.randn(40).half(),
+    )
     check(x, weight, launch_linear(x, prepare(weight, x.dtype), bias, SMALL, splits), bias)
 
 
@@ -117,7 +134,9 @@ def test_any_leading_dimensions_and_strides() -> None:
 def test_float32_and_bfloat16_scales() -> None:
     for scale_dtype in (torch.float32, torch.bfloat16):
         half = make_weight(16, 64, 4, 32)
-        weight = PackedWeight(scheme=half.scheme, shape=half.shape, qweight=half.qweight, scales=half.scales.to(scale_dtype))
+        weight = PackedWeight(
+            scheme=half.scheme, shape=half.shape, qweight=half.qweight, scales=half.scales.to(scale_dtype)
+        )
         x = make_rows(2, 64, torch.float32)
         check(x, weight, launch_linear(x, prepare(weight, x.dtype), None, SMALL, 1))
 

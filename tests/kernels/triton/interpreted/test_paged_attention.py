@@ -40,7 +40,9 @@ def make_batch(lengths: list[tuple[int, int]], block_size: int, seed: int = 0) -
     return batch, num_blocks
 
 
-def make_cache(num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype, seed: int) -> Tensor:
+def make_cache(
+    num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype, seed: int
+) -> Tensor:
     """[N,S,G,D], physically [N,G,S,D]; block 0, which no request owns, is nan."""
     generator = torch.Generator().manual_seed(seed)
     cache = torch.randn(num_blocks, kv_heads, block_size, head_size, generator=generator).to(dtype)
@@ -83,7 +85,9 @@ SMALL = AttentionLaunch(16, 16, 4, 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("heads", "head_size"), [((9, 3), 64), ((4, 1), 128), ((2, 2), 80), ((7, 1), 96), ((2, 1), 256)])
+@pytest.mark.parametrize(
+    ("heads", "head_size"), [((9, 3), 64), ((4, 1), 128), ((2, 2), 80), ((7, 1), 96), ((2, 1), 256)]
+)
 def test_mixed_batches(dtype: torch.dtype, heads: tuple[int, int], head_size: int) -> None:
     check(MIXED, heads, head_size, dtype)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
+import shlex
 from typing import Any
 
 from .. import env
@@ -71,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal (exit code 0) or until the engine dies (1)."""
     from ..server.run import run_server
 
-    return run_server(engine_config(args), server_config(args), on_ready=_announce)
+    config = server_config(args)
+    announce = functools.partial(_announce, keyed=bool(config.api_keys))
+    return run_server(engine_config(args), config, on_ready=announce)
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
@@ -83,17 +87,14 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     return ServerConfig(**values)
 
 
-def _announce(url: str, model: str) -> None:
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is a cat?"}]})
-    print(
-        f"""
-Twofold serves {model} at {url}/v1
-
-  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'
-
-  python -c "from openai import OpenAI; c = OpenAI(base_url='{url}/v1', api_key='none'); \
-print(c.chat.completions.create(model='{model}', messages=[{{'role': 'user', 'content': 'What is a cat?'}}])\
-.choices[0].message.content)"
-""",
-        flush=True,
-    )
+def _announce(url: str, model: str, *, keyed: bool) -> None:
+    """Print where the server is, and two lines that work when pasted into a shell."""
+    messages = [{"role": "user", "content": "What is a cat?"}]
+    body = shlex.quote(json.dumps({"model": model, "messages": messages}))
+    header = " -H 'Authorization: Bearer YOUR_KEY'" if keyed else ""
+    client = f"OpenAI(base_url={url + '/v1'!r}, api_key={'YOUR_KEY' if keyed else 'none'!r})"
+    call = f"{client}.chat.completions.create(model={model!r}, messages={messages!r})"
+    code = shlex.quote(f"from openai import OpenAI; print({call}.choices[0].message.content)")
+    print(f"\nTwofold serves {model} at {url}/v1\n")
+    print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} -d {body}\n")
+    print(f"  python -c {code}\n", flush=True)

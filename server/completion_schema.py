@@ -8,6 +8,8 @@ from ..engine.sampling_params import MAX_LOGPROBS
 from ..errors import RequestError
 from .schema import GenerationBody, Usage
 
+MAX_CHOICES = 4096
+
 PromptLogprobs = list[dict[int, "PromptCandidate"] | None]
 
 
@@ -27,12 +29,18 @@ class CompletionRequest(GenerationBody, kw_only=True):
             raise RequestError("max_tokens is 0; it must be at least 1, or come with echo true", param="max_tokens")
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, one per group of ``n`` choices."""
+        """The prompts, one per group of ``n`` choices (RequestError for none, too many, or a mixture of kinds)."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if not self.prompt:
             raise RequestError("prompt is an empty list; give at least one prompt", param="prompt")
         kind = type(self.prompt[0])
+        num_choices = (1 if kind is int else len(self.prompt)) * (self.n or 1)
+        if num_choices > MAX_CHOICES:
+            raise RequestError(
+                f"prompts times n is {num_choices}; the limit is {MAX_CHOICES}, so send several requests",
+                param="prompt",
+            )
         for index, item in enumerate(self.prompt):
             if type(item) is not kind:
                 raise RequestError(

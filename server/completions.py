@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -30,6 +31,8 @@ from .sse import EventStream, event
 from .state import ServerState, state_of
 
 DEFAULT_MAX_TOKENS = 16
+# Many short prompts are tokenized on the loop; after so many the others have their turn.
+_PROMPTS_PER_TURN = 16
 
 
 async def create_completion(request: Request) -> Response:
@@ -62,16 +65,18 @@ async def _prepare(state: ServerState, body: CompletionRequest, arrival: float) 
     answer_id = f"cmpl-{uuid.uuid4().hex}"
     prompts = body.prompts()
     add_special_tokens = True if body.add_special_tokens is None else body.add_special_tokens
-    requests = [
-        await client.make_request(
+    requests = []
+    for index, prompt in enumerate(prompts):
+        made = await client.make_request(
             prompt,
             params,
             request_id=f"{answer_id}-{index}",
             cache_salt=body.cache_salt,
             add_special_tokens=add_special_tokens,
         )
-        for index, prompt in enumerate(prompts)
-    ]
+        requests.append(made)
+        if index % _PROMPTS_PER_TURN == _PROMPTS_PER_TURN - 1:
+            await asyncio.sleep(0)
     echoes = []
     if body.echo:
         hidden = client.tokenizer.special_ids if params.skip_special_tokens else frozenset()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from ..engine.client import AsyncEngineClient
 from ..engine.client.request_stream import RequestStream
 from ..engine.messages import EngineRequest
 from ..engine.outputs import SampleDelta
-from ..errors import EngineBusyError
+from ..errors import EngineBusyError, TwofoldError
 from .errors import GenerationError
 from .metrics import Metrics
 from .schema import Usage, make_usage
@@ -57,10 +58,14 @@ class Generation:
         stream = self._follow(0) if len(self._requests) == 1 else self._merged()
         async with aclosing(stream) as items:
             async for choice, delta in items:
-                _check_finish(delta)
                 self._completion_tokens[choice] = delta.num_completion_tokens
                 prompt = choice // self._num_samples
                 self._cached_tokens[prompt] = max(self._cached_tokens[prompt], delta.num_cached_tokens)
+                if delta.finish_reason in ("error", "abort"):
+                    # What came with the failure is shown before it: a slow reader's deltas arrive joined.
+                    if delta.token_ids:
+                        yield choice, replace(delta, finish_reason=None)
+                    raise _failure(delta)
                 yield choice, delta
 
     async def _follow(self, prompt: int) -> AsyncGenerator[tuple[int, SampleDelta], None]:
@@ -106,11 +111,10 @@ class Generation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _check_finish(delta: SampleDelta) -> None:
-    if delta.finish_reason == "error":
-        raise GenerationError(delta.error or "the engine failed while generating this answer")
+def _failure(delta: SampleDelta) -> TwofoldError:
     if delta.finish_reason == "abort":
-        raise EngineBusyError(delta.error or "the engine stopped this answer before it was complete")
+        return EngineBusyError(delta.error or "the engine stopped this answer before it was complete")
+    return GenerationError(delta.error or "the engine failed while generating this answer")
 
 
 async def _prompt_first(stream: RequestStream) -> AsyncGenerator[SampleDelta, None]:

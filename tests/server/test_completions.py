@@ -67,7 +67,8 @@ def test_several_prompts_streamed(chain: RunningServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", [[], [[]], ["e", 1], [1, "e"], [["e"]], [1.5], "", [""], [-1], [10**6], [2**70], None, {"a": 1}]
+    "prompt",
+    [[], [[]], ["e"] * 5000, ["e", 1], [1, "e"], [["e"]], [1.5], "", [""], [-1], [10**6], [2**70], None, {"a": 1}],
 )
 def test_bad_prompts(chain: RunningServer, prompt: object) -> None:
     response = chain.post("/v1/completions", {"model": chain.model, "prompt": prompt})
@@ -125,7 +126,9 @@ def test_echo_without_output(chain: RunningServer) -> None:
     choice = answer["choices"][0]
     assert choice["text"] == "eabd" and choice["finish_reason"] == "length"
     assert choice["logprobs"]["tokens"] == list("eabd")
-    assert choice["logprobs"]["token_logprobs"][:3] == [None, 0.0, 0.0] and choice["logprobs"]["token_logprobs"][3] < -50
+    assert (
+        choice["logprobs"]["token_logprobs"][:3] == [None, 0.0, 0.0] and choice["logprobs"]["token_logprobs"][3] < -50
+    )
     assert answer["usage"]["completion_tokens"] == 0
     refused = chain.post("/v1/completions", {"model": chain.model, "prompt": "e", "max_tokens": 0})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "max_tokens"
@@ -149,7 +152,9 @@ def test_prompt_logprobs(chain: RunningServer, chain_tokenizer: ChainTokenizer) 
     assert first is None
     assert second == {str(chain_tokenizer.id("a")): {"logprob": 0.0, "rank": 1, "decoded_token": "a"}}
     assert choice["text"] == "b" and choice["logprobs"] is None
-    response = chain.post("/v1/completions", {"model": chain.model, "prompt": "e", "prompt_logprobs": 1, "stream": True})
+    response = chain.post(
+        "/v1/completions", {"model": chain.model, "prompt": "e", "prompt_logprobs": 1, "stream": True}
+    )
     assert response.status_code == 400 and response.json()["error"]["param"] == "prompt_logprobs"
 
 
@@ -184,7 +189,15 @@ def test_refused_fields(chain: RunningServer, field: str, value: object) -> None
 
 
 def test_unknown_and_neutral_fields_pass(chain: RunningServer) -> None:
-    neutral = {"suffix": None, "best_of": 1, "user": "me", "store": True, "metadata": {"a": [1]}, "tools": [], "n": None}
+    neutral = {
+        "suffix": None,
+        "best_of": 1,
+        "user": "me",
+        "store": True,
+        "metadata": {"a": [1]},
+        "tools": [],
+        "n": None,
+    }
     assert texts(chain.complete("e", response_format={"type": "text"}, stream_options=None, **neutral)) == ["abcd"]
 
 

@@ -86,7 +86,8 @@ def test_b009_every_served_name(keyed: RunningServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", [None, "Bearer wrong", KEY, f"Basic {KEY}", "Bearer", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer \xe9"]
+    "header",
+    [None, "Bearer wrong", KEY, f"Basic {KEY}", "Bearer", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer \xe9"],
 )
 def test_b008_bad_api_key(keyed: RunningServer, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header.encode("latin-1")}
@@ -104,9 +105,7 @@ def test_good_api_keys(keyed: RunningServer) -> None:
         openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="wrong", max_retries=0).models.list()
 
 
-def test_unforeseen_error_is_a_500_without_details(
-    counting: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unforeseen_error_is_a_500_without_details(counting: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 

@@ -206,7 +206,13 @@ class StreamReader:
     def __init__(self, url: str, prompt: str, max_tokens: int) -> None:
         self.events: list[dict[str, Any]] = []
         self.error: Exception | None = None
-        self._body = {"model": "counting", "prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+        self._body = {
+            "model": "counting",
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "stream": True,
+            "ignore_eos": True,
+        }
         self._url = url
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()

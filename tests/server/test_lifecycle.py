@@ -1,0 +1,103 @@
+"""Start, drain and death of a whole server: status codes, last events, exit codes. Each test has a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import httpx
+import pytest
+from http_server import ServerProcess
+
+
+def finish_reasons(events: list[dict]) -> list[str]:
+    return [
+        choice["finish_reason"] for event in events for choice in event.get("choices", []) if choice["finish_reason"]
+    ]
+
+
+def post(server: ServerProcess, **fields: object) -> httpx.Response:
+    body = {"model": "counting", "prompt": "a", "ignore_eos": True, **fields}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+
+
+def test_b087_running_requests_finish() -> None:
+    with ServerProcess("SlowCore", grace_seconds=20) as server:
+        streams = [server.stream("abc"[index], 60) for index in range(3)]
+        for stream in streams:
+            stream.wait_for_events(10)
+        server.signal()
+        server.wait_for(503)
+        refused = post(server, max_tokens=1)
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        assert refused.json()["error"]["code"] == "unavailable"
+        for stream in streams:
+            events = stream.finish()
+            assert events[-1] == {"done": True} and finish_reasons(events) == ["length"]
+        assert server.exit_code() == 0
+
+
+def test_b087_grace_time_is_over() -> None:
+    with ServerProcess("SlowCore", grace_seconds=0.3) as server:
+        stream = server.stream("a", 1000)
+        stream.wait_for_events(5)
+        server.signal(signal.SIGINT)
+        events = stream.finish()
+        assert stream.error is None, "an error event is wanted, not a cut socket"
+        assert "shutting down" in events[-1]["error"]["message"] and not finish_reasons(events)
+        assert server.exit_code() == 0
+
+
+def test_b087_second_signal_ends_at_once() -> None:
+    with ServerProcess("SlowCore", grace_seconds=60) as server:
+        stream = server.stream("a", 3000)
+        stream.wait_for_events(5)
+        server.signal()
+        server.wait_for(503)
+        server.signal()
+        assert server.exit_code(3) == 128 + signal.SIGTERM
+        stream.finish()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_b087_signal_while_loading(number: int) -> None:
+    with ServerProcess("SlowStartCore", wait=False) as server:
+        health = httpx.get(f"{server.url}/health")
+        assert health.status_code == 503 and health.json()["error"]["code"] == "loading"
+        assert post(server).status_code == 503 and httpx.get(f"{server.url}/v1/models").status_code == 503
+        assert "twofold_engine_up 0.0" in httpx.get(f"{server.url}/metrics").text
+        server.signal(number)
+        assert server.exit_code(5) == 0
+
+
+@pytest.mark.parametrize("core", ["RaisingCore", "DyingCore"])
+def test_b086_dead_core(core: str) -> None:
+    """Five steps serve at most five tokens; then every open request ends with an error, and so does the process."""
+    with ServerProcess(core) as server:
+        began = time.monotonic()
+        streams = [server.stream("a", 100) for _ in range(3)]
+        try:
+            response = post(server, max_tokens=100)
+            assert response.status_code == 503 and response.json()["error"]["code"] == "engine_dead"
+        except httpx.TransportError:
+            pass  # it came so late that the server had gone
+        for stream in streams:
+            events = stream.finish(5)
+            if stream.error is None:
+                assert events[-1]["error"]["code"] == "engine_dead" and not finish_reasons(events)
+        assert any(stream.error is None for stream in streams)
+        assert server.exit_code(10) == 1 and time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("core", ["MisconfiguredCore", "BrokenCore", "KilledAtStartCore"])
+def test_failed_start_ends_the_process(core: str) -> None:
+    with pytest.raises(AssertionError, match="ended with 1"), ServerProcess(core) as server:
+        server.wait_for(200)
+
+
+def test_port_in_use() -> None:
+    from http_server import serve_counting
+    from twofold.errors import ConfigError
+
+    with ServerProcess("CountingCore") as server, pytest.raises(ConfigError, match=f"port {server.port}"):
+        serve_counting("CountingCore", {"port": server.port})

@@ -87,13 +87,10 @@ def make_jobs(load: Load, words_per_token: float, tag: str = "") -> list[Job]:
 
 def calibrate(client: OpenAIClient, model: str) -> float:
     """How many of our words make one token for this model, learned from the usage of one short request."""
-    num_words = 200
-    rng = random.Random(1)
-    prompt = " ".join(rng.choice(_WORDS) for _ in range(num_words))
-    outcome = send(client, model, Job(prompt=prompt, output_len=1))
+    outcome = send(client, model, Job(prompt=" ".join(_WORDS), output_len=1))
     if outcome.error:
         raise TwofoldError(f"the first request failed: {outcome.error}")
-    return num_words / outcome.num_prompt_tokens if outcome.num_prompt_tokens else 1.0
+    return len(_WORDS) / outcome.num_prompt_tokens if outcome.num_prompt_tokens else 1.0
 
 
 def send(client: OpenAIClient, model: str, job: Job, extra: dict[str, Any] | None = None) -> Outcome:

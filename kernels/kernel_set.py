@@ -9,6 +9,7 @@ from ..platforms.spec import DeviceSpec
 from .cpu.candidates import register_cpu_ops
 from .registry import Candidate, Registry, Selection
 from .torch_ops import register_torch_ops
+from .triton.candidates import register_triton_ops
 
 
 def default_registry(spec: DeviceSpec) -> Registry:
@@ -16,6 +17,8 @@ def default_registry(spec: DeviceSpec) -> Registry:
     registry = Registry()
     if spec.device_type == "cpu":
         register_cpu_ops(registry)
+    else:
+        register_triton_ops(registry)
     register_torch_ops(registry, spec)
     return registry
 

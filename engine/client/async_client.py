@@ -176,10 +176,12 @@ class AsyncEngineClient:
         return stream
 
     def abort(self, request_id: str) -> None:
-        """Stop a request; its iterator ends without a finish_reason. Unknown ids are ignored."""
-        stream = self._streams.get(request_id)
-        if stream is not None:
-            stream.close()
+        """Stop a request; its unfinished samples end with finish_reason ``abort``. Unknown ids are ignored."""
+        if request_id in self._streams:
+            assert self._outputs is not None
+            indices = self._outputs.open_samples(request_id)
+            self._send(wire.Abort([AbortRequest(request_id=request_id)]))
+            self._deliver([TokenOutput(request_id=request_id, index=i, finish_reason="abort") for i in indices])
 
     async def drain(self, timeout: float) -> bool:
         """Take no new requests and wait ``timeout`` seconds for the running ones; True where all have finished."""

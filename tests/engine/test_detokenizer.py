@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
+from pathlib import Path
 
 import pytest
 from counting_core import ByteTokenizer
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 from tokenizer_zoo import EOS, ZooTokenizer, byte_level_tokenizer, metaspace_tokenizer, sample_texts
 from twofold.engine.detokenizer import IncrementalDetokenizer
 from twofold.engine.sampling_params import SamplingParams
+from twofold.engine.sources import ModelFiles
+from twofold.engine.tokenizer import load_tokenizer
 
 ZOO = {
     "byte-level": byte_level_tokenizer(),
@@ -79,6 +83,20 @@ def test_fallback_bytes_are_decoded_as_bytes(style: str, data: bytes) -> None:
     prompt = tokenizer.encode("x")
     ids = [tokenizer.backend.token_to_id(f"<0x{value:02X}>") for value in data]
     assert "".join(increments(tokenizer, prompt, [[i] for i in ids])) == data.decode(errors="replace")
+
+
+@pytest.mark.parametrize("clean_up", [True, False])
+def test_engine_tokenizer_agrees(tokenizer: ZooTokenizer, clean_up: bool, tmp_path: Path) -> None:
+    """The same through the engine's own Tokenizer, whatever tokenizer_config.json says about cleaning up spaces."""
+    tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"clean_up_tokenization_spaces": clean_up}))
+    loaded = load_tokenizer(ModelFiles("zoo", tmp_path, "directory"))
+    assert loaded.special_ids == tokenizer.special_ids
+    for text in sample_texts(200, seed=2):
+        for prompt_text in ("", "A prompt"):
+            prompt, ids = tokenizer.encode(prompt_text), tokenizer.encode(text)
+            got = increments(loaded, prompt, [[i] for i in ids])
+            assert "".join(got) == expected(tokenizer, prompt, ids) == expected(loaded, prompt, ids)
 
 
 def test_split_characters_come_whole() -> None:

@@ -26,7 +26,7 @@ SIZES = {"kv_cache_bytes": 1 << 22, "max_num_seqs": 8, "max_num_batched_tokens":
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, ChainTokenizer]]:
     directory = tmp_path_factory.mktemp("chain")
-    scripts = [list("xySTOPz"), list("ABC"), [b"(", b"\xf0", b"\x9f", b"\x98", b")"], list("0123456789") + ["0"]]
+    scripts = [list("xySTOPz"), list("ABC"), [b"(", b"\xf0", b"\x9f", b"\x98", b")"], [*"0123456789", "0"]]
     tokenizer = build_chain_model(directory, scripts)
     with LLM(str(directory), **SIZES) as llm:
         yield llm, tokenizer

@@ -85,7 +85,7 @@ def byte_level_tokenizer() -> ZooTokenizer:
 
 
 def metaspace_tokenizer(style: str) -> ZooTokenizer:
-    """SentencePiece with byte fallback. ``style`` "llama" strips one leading space, "metaspace" drops the first mark."""
+    """Metaspace with byte fallback. ``style`` "llama" strips one leading space, "metaspace" drops the first mark."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     latin = [re.sub(r"[^ -~\n]", "", text) for text in TEXTS]

@@ -83,7 +83,8 @@ async def abort_by_id(client: AsyncEngineClient) -> None:
     client.abort("mine")
     client.abort("unknown")
     deltas = await reader
-    assert all(delta.finish_reason is None for delta in deltas)
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason == "abort"
 
 
 async def close_unread_stream(client: AsyncEngineClient) -> None:

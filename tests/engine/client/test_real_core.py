@@ -77,7 +77,7 @@ def test_mistakes_come_with_their_own_error(tmp_path: Path) -> None:
             await AsyncEngineClient.start(EngineConfig(model=str(tmp_path / "nothing-here")))
         build_chain_model(tmp_path / "model", [list("AB")])
         (tmp_path / "model" / "model.safetensors").write_bytes(b"short")
-        with pytest.raises(CheckpointError, match="model.safetensors"):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
             await AsyncEngineClient.start(EngineConfig(model=str(tmp_path / "model")))
 
     asyncio.run(check())

@@ -1,7 +1,7 @@
 """Drawing tokens: temperature, then top_k, top_p, min_p, then one uniform number against the cumulated probabilities.
 
 Each filter works on what the one before it left, renormalized, as in transformers. Every row is treated by its own
-options alone, whichever rows lie beside it: sums run in an order that the number of rows does not change.
+options alone, whichever rows lie beside it: candidates and the order of sums do not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .top_values import top_values
+from .row_ops import nucleus_floor, top_values
 
-_NUCLEUS_SIZE = 256  # candidates looked at first for a row with top_p; a wider nucleus costs a full sort
 _SECTION = 256  # columns summed at once when the whole vocabulary takes part
+_MIN_WIDTH = 64  # candidates looked at for a small top_k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,26 +36,57 @@ class DrawOptions:
 
 def draw(logits: Tensor, options: DrawOptions) -> Tensor:
     """One token per row of logits [R, V] float32, int64 [R]; -1 where a row's maximum is not finite."""
-    maximum = logits.amax(dim=1, keepdim=True)
-    weights = (logits - maximum).div_(_on(logits, options.temperature)[:, None]).exp_()
-    ranked = ((options.top_k > 0) & (options.top_k < logits.shape[1])) | (options.top_p < 1.0)
-    if ranked.all():
-        tokens = _draw_ranked(weights, options)
-    elif not ranked.any():
-        tokens = _draw_dense(weights, options)
+    widths = _widths(options, logits.shape[1])
+    kinds = np.unique(widths)
+    if len(kinds) == 1:
+        return _draw_alike(logits, options, int(kinds[0]))
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    for width in kinds.tolist():
+        rows = np.flatnonzero(widths == width)
+        places = _on(logits, rows)
+        tokens[places] = _draw_alike(logits[places], options.take(rows), width)
+    return tokens
+
+
+def _widths(options: DrawOptions, num_columns: int) -> NDArray[np.int64]:
+    """How many of a row's best are looked at: a power of two for a row with top_k, else 0: the whole vocabulary."""
+    is_limited = (options.top_k > 0) & (options.top_k < num_columns)
+    powers = 2 ** np.ceil(np.log2(np.maximum(options.top_k, _MIN_WIDTH))).astype(np.int64)
+    return np.where(is_limited, np.minimum(powers, num_columns), 0)
+
+
+def _draw_alike(logits: Tensor, options: DrawOptions, width: int) -> Tensor:
+    """Draw for rows of one kind."""
+    temperature = _on(logits, options.temperature)[:, None]
+    if width:
+        best, columns = top_values(logits, width)
+        maximum = best[:, :1]
+        weights = ((best - maximum) / temperature).exp().double()
+        weights *= torch.arange(width, device=logits.device) < _on(logits, options.top_k)[:, None]
+        tokens = _draw_ranked(weights, columns, options)
     else:
-        tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-        for mask, draw_part in ((ranked, _draw_ranked), (~ranked, _draw_dense)):
-            rows = np.flatnonzero(mask)
-            places = _on(logits, rows)
-            tokens[places] = draw_part(weights[places], options.take(rows))
+        maximum = logits.amax(dim=1, keepdim=True)
+        weights = (logits - maximum).div_(temperature).exp_()
+        tokens = _draw_in_vocabulary_order(weights, options)
     return torch.where(maximum[:, 0].isfinite(), tokens, -1)
 
 
-def _draw_dense(weights: Tensor, options: DrawOptions) -> Tensor:
-    """No filter that needs an order: draw in vocabulary order, first a section, then a column in it."""
-    if options.min_p.any():
-        weights = torch.where(weights < _on(weights, options.min_p)[:, None], 0.0, weights)
+def _draw_ranked(weights: Tensor, columns: Tensor, options: DrawOptions) -> Tensor:
+    """Cut float64 weights [R, C], best first, by top_p and min_p and draw one of their columns."""
+    cumulated = weights.cumsum(dim=1)
+    in_nucleus = cumulated - weights < _on(weights, options.top_p)[:, None] * cumulated[:, -1:]
+    in_nucleus[:, 0] = True
+    kept = torch.where(in_nucleus & (weights >= _on(weights, options.min_p)[:, None]), weights, 0.0)
+    cumulated = kept.cumsum(dim=1)
+    place = _position(cumulated, _on(weights, options.uniform) * cumulated[:, -1])
+    return columns.gather(1, place[:, None])[:, 0]
+
+
+def _draw_in_vocabulary_order(weights: Tensor, options: DrawOptions) -> Tensor:
+    """Cut weights [R, V] by a floor, for top_p and min_p, then draw first a section, then a column in it."""
+    if options.min_p.any() or (options.top_p < 1.0).any():
+        floor = _floor(weights, options)[:, None]
+        weights = (weights >= floor).float().mul_(weights)
     sections = _sections(weights)
     masses = sections.sum(dim=2).double()
     cumulated = masses.cumsum(dim=1)
@@ -67,41 +98,17 @@ def _draw_dense(weights: Tensor, options: DrawOptions) -> Tensor:
     return tokens.clamp_(max=weights.shape[1] - 1)
 
 
-def _draw_ranked(weights: Tensor, options: DrawOptions) -> Tensor:
-    """Draw from the best tokens in order of probability."""
-    num_columns = weights.shape[1]
-    limit = np.where(options.top_k > 0, np.minimum(options.top_k, num_columns), num_columns)
-    unlimited = np.flatnonzero(limit == num_columns)
-    width = int(limit[limit < num_columns].max(initial=0))
-    if len(unlimited):
-        width = max(width, min(_NUCLEUS_SIZE, num_columns))
-    best, columns = top_values(weights, width)
-    kept = best.double() * (torch.arange(width, device=best.device) < _on(weights, limit)[:, None])
-    total = kept.cumsum(dim=1)[:, -1]
-    if not len(unlimited):
-        return _draw_kept(kept, total, columns, options)
-    places = _on(weights, unlimited)
-    whole = _sections(weights[places]).sum(dim=2).double().sum(dim=1)
-    is_wide = (total[places] < _on(weights, options.top_p[unlimited]) * whole).cpu().numpy()
-    total[places] = whole
-    tokens = _draw_kept(kept, total, columns, options)
-    wide = unlimited[is_wide]
-    if len(wide):
-        places = _on(weights, wide)
-        best, columns = weights[places].sort(dim=1, descending=True, stable=True)
-        tokens[places] = _draw_kept(best.double(), total[places], columns, options.take(wide))
-    return tokens
-
-
-def _draw_kept(kept: Tensor, total: Tensor, columns: Tensor, options: DrawOptions) -> Tensor:
-    """Cut sorted weights [R, C] by top_p (of ``total``) and min_p and draw one of their columns."""
-    before = kept.cumsum(dim=1) - kept
-    in_nucleus = before < (_on(kept, options.top_p) * total)[:, None]
-    in_nucleus[:, 0] = True
-    kept = torch.where(in_nucleus & (kept >= _on(kept, options.min_p)[:, None]), kept, 0.0)
-    cumulated = kept.cumsum(dim=1)
-    place = _position(cumulated, _on(kept, options.uniform) * cumulated[:, -1])
-    return columns.gather(1, place[:, None])[:, 0]
+def _floor(weights: Tensor, options: DrawOptions) -> Tensor:
+    """The smallest weight that the filters keep, float32 [R]; the nucleus keeps all that equal its last one."""
+    floor = _on(weights, options.min_p.copy())
+    rows = np.flatnonzero(options.top_p < 1.0)
+    if len(rows):
+        places = _on(weights, rows)
+        part = weights if len(rows) == len(weights) else weights[places]
+        total = _sections(part).sum(dim=2).double().sum(dim=1)
+        top_p = _on(weights, options.top_p[rows]).double()
+        floor[places] = torch.maximum(floor[places], nucleus_floor(part, total, top_p))
+    return floor
 
 
 def _sections(weights: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreParts:
-    """A loaded model and what it runs on. ``vocab_size`` is the tokenizer's length; later rows of the head are padding."""
+    """A loaded model and what it runs on. ``vocab_size`` is the tokenizer's: later rows of the head are padding."""
 
     model: Model
     platform: Platform

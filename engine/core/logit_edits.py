@@ -27,10 +27,7 @@ def edit_logits(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> None:
         _add_bias(logits, batch, rows)
     penalized = np.flatnonzero(sampling.has_penalties[rows])
     if len(penalized):
-        places = _on(logits, penalized)
-        part = logits[places]
-        _penalize(part, batch, rows[penalized])
-        logits[places] = part
+        _penalize(logits, batch, penalized, rows[penalized])
     if sampling.suppressed:
         _suppress(logits, batch, rows)
 
@@ -55,23 +52,28 @@ def _suppress(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> None:
         logits[_on(logits, places), _on(logits, np.concatenate([ids for _, ids in found]))] = -torch.inf
 
 
-def _penalize(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> None:
-    """Repetition over prompt and output (Keskar et al., 2019), presence and frequency over the output (OpenAI)."""
+def _penalize(logits: Tensor, batch: Batch, places: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+    """Repetition over prompt and output (Keskar et al., 2019), presence and frequency over the output (OpenAI).
+
+    ``places`` are those rows of the logits that lie behind the batch's ``rows``.
+    """
     sampling = batch.sampling
     num_tokens = batch.num_tokens[rows]
     num_prompt = sampling.num_prompt_tokens[rows]
+    where = _on(logits, places)[:, None]
 
     tokens, _ = _padded(logits, batch, rows, np.zeros_like(num_prompt), num_tokens)
     penalty = _on(logits, sampling.repetition_penalty[rows])[:, None]
-    seen = logits.gather(1, tokens)
-    logits.scatter_(1, tokens, torch.where(seen > 0, seen / penalty, seen * penalty))
+    seen = logits[where, tokens]
+    logits[where, tokens] = torch.where(seen > 0, seen / penalty, seen * penalty)
 
     tokens, valid = _padded(logits, batch, rows, num_prompt, num_tokens)
     if tokens.shape[1] == 0:
         return
     presence = _on(logits, sampling.presence_penalty[rows])[:, None] * valid[:, :1]
-    logits.scatter_(1, tokens, logits.gather(1, tokens) - presence)
-    logits.scatter_add_(1, tokens, -_on(logits, sampling.frequency_penalty[rows])[:, None] * valid)
+    logits[where, tokens] = logits[where, tokens] - presence
+    frequency = -_on(logits, sampling.frequency_penalty[rows])[:, None] * valid
+    logits.index_put_((where.expand_as(tokens), tokens), frequency, accumulate=True)
 
 
 def _padded(

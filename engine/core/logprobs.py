@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..messages import TokenLogprobs
-from .top_values import top_values
+from .row_ops import count_above, top_values
 
 FLOOR = -9999.0  # what OpenAI reports for impossible tokens; JSON has no infinity
 
@@ -17,7 +17,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, num_top: Sequence[int]) -> li
     normalizer = logits.logsumexp(dim=1, keepdim=True)
     chosen_logits = logits.gather(1, tokens[:, None])
     chosen = (chosen_logits - normalizer).clamp_(min=FLOOR)[:, 0].tolist()
-    ranks = ((logits > chosen_logits).sum(dim=1) + 1).tolist()
+    ranks = (count_above(logits, chosen_logits[:, 0]) + 1).tolist()
     width = min(max(num_top), logits.shape[1])
     best, columns = top_values(logits, width) if width else (logits[:, :0], tokens[:, None][:, :0])
     best_rows = (best - normalizer).clamp_(min=FLOOR).tolist()

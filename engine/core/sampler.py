@@ -15,8 +15,8 @@ from .draw import DrawOptions, draw
 from .logit_edits import edit_logits, needs_edits
 from .logprobs import token_logprobs
 from .randomness import uniform
+from .row_ops import argmax
 from .sampling_rows import NO_LOGPROBS
-from .top_values import argmax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,9 @@ from tokenizers import AddedToken, Tokenizer as Pipeline, processors
 
 from ..errors import CheckpointError, ConfigError, UnsupportedError
 from .chat_template import ChatTemplate, read_override, read_templates, stored_templates
+from .detokenizer import IncrementalDetokenizer
 from .model_config import read_json
+from .sampling_params import SamplingParams
 from .sources.model_files import ModelFiles
 from .token_bytes import TokenBytes
 
@@ -77,7 +79,12 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; incomplete UTF-8 becomes U+FFFD. Only tokens flagged special are ever skipped."""
-        return self._pipeline.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        text = self._pipeline.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        if len(ids) < 2 or "\ufffd" not in text:
+            return text
+        # For one bad byte the library gives up a whole run of byte tokens; here the good characters in it stay.
+        whole = IncrementalDetokenizer(self, (), SamplingParams(skip_special_tokens=skip_special_tokens))
+        return whole.push(ids) + whole.finish()
 
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes that one token stands for, possibly part of a character; none for an id that is no token."""

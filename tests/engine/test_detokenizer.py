@@ -15,7 +15,7 @@ from tokenizer_zoo import EOS, ZooTokenizer, byte_level_tokenizer, metaspace_tok
 from twofold.engine.detokenizer import IncrementalDetokenizer
 from twofold.engine.sampling_params import SamplingParams
 from twofold.engine.sources import ModelFiles
-from twofold.engine.tokenizer import load_tokenizer
+from twofold.engine.tokenizer import Tokenizer, load_tokenizer
 
 ZOO = {
     "byte-level": byte_level_tokenizer(),
@@ -97,6 +97,21 @@ def test_engine_tokenizer_agrees(tokenizer: ZooTokenizer, clean_up: bool, tmp_pa
             prompt, ids = tokenizer.encode(prompt_text), tokenizer.encode(text)
             got = increments(loaded, prompt, [[i] for i in ids])
             assert "".join(got) == expected(tokenizer, prompt, ids) == expected(loaded, prompt, ids)
+
+
+@pytest.fixture(scope="module")
+def fallback_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    directory = tmp_path_factory.mktemp("fallback")
+    ZOO["llama"].backend.save(str(directory / "tokenizer.json"))
+    return load_tokenizer(ModelFiles("zoo", directory, "directory"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(min_size=1, max_size=24))
+def test_engine_tokenizer_keeps_good_characters_beside_bad_bytes(fallback_tokenizer: Tokenizer, data: bytes) -> None:
+    prompt, ids = ZOO["llama"].encode("x"), [ZOO["llama"].backend.token_to_id(f"<0x{value:02X}>") for value in data]
+    assert fallback_tokenizer.decode(prompt + ids) == "x" + data.decode(errors="replace")
+    assert fallback_tokenizer.decode(ids) == data.removeprefix(b" ").decode(errors="replace")
 
 
 def test_split_characters_come_whole() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...errors import CheckpointError
 from ...log import get_logger
 from ..canonical import CanonicalWeight, PackedWeight
-from ..packing import num_words, pack, unpack
+from ..packing import pack, unpack
 from ..scheme import Scheme, WeightOnly
 from .base import Format, TensorSource
 from .dense import load_dense
@@ -192,13 +192,3 @@ def _run_length(sizes: list[int]) -> int:
         return last
     size = math.gcd(*full)
     return size if last <= size or last % size == 0 else math.gcd(size, last)
-
-
-def zero_words(zeros: Tensor, bits: int, *, zeros_minus_one: bool) -> Tensor:
-    """Zeros [G, N] to stored qzeros [G, N * bits / 32]. Version 1 cannot hold a zero of 0: its readers disagree."""
-    stored = zeros.to(torch.int16)
-    if zeros_minus_one:
-        assert int(stored.min()) >= 1, "version 1 stores zero - 1: a zero of 0 needs version 2"
-        stored = stored - 1
-    assert zeros.shape[-1] * bits % 32 == 0 and num_words(zeros.shape[-1], bits) * 32 == zeros.shape[-1] * bits
-    return pack(stored, bits)

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-
 from twofold.errors import CheckpointError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"

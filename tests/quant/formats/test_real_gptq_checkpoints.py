@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from stored_tensors import SHARED, StoredTensors
 from transformers import AutoModelForCausalLM
-
 from twofold.quant.canonical import PackedWeight, dequantize
 from twofold.quant.formats import detect_format, read_quantization
 
@@ -21,7 +20,10 @@ CHECKPOINTS = SHARED / "checkpoints"
 # auto-gptq wrote zeros of -1 over whole words here, and its own reader does not wrap: no reading is right.
 DAMAGED = {"autogptq-w4-g32-actorder-asym-llama-pos"}
 FOLDERS = sorted(
-    path for pattern in ("autogptq-*", "gptqmodel-gptq-*") for path in CHECKPOINTS.glob(pattern) if path.name not in DAMAGED
+    path
+    for pattern in ("autogptq-*", "gptqmodel-gptq-*")
+    for path in CHECKPOINTS.glob(pattern)
+    if path.name not in DAMAGED
 )
 
 pytestmark = pytest.mark.skipif(not FOLDERS, reason="no ../shared/checkpoints beside the repository")

@@ -1,0 +1,59 @@
+"""``twofold quantize``: write a quantized checkpoint of a model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from ..quant.spec import BITS, GROUP_SIZES, METHODS, QuantizeSpec
+from .parser import byte_size
+
+_DEFAULT = QuantizeSpec()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("model", metavar="MODEL", help="directory, .gguf file, hub id or catalogue name")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the result; must be new or empty")
+    parser.add_argument("--method", choices=METHODS, default=_DEFAULT.method, help="how weights are rounded")
+    parser.add_argument("--bits", type=int, choices=BITS, default=_DEFAULT.bits, help="bits of one weight")
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        choices=GROUP_SIZES,
+        default=_DEFAULT.group_size,
+        help="input features that share a scale; -1 is all of them",
+    )
+    parser.add_argument(
+        "--symmetric",
+        action="store_true",
+        help="no zero points: smaller, less exact, and read by every GPTQ tool (checkpoint_format gptq, not gptq_v2)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a model that is already in DIR")
+    parser.add_argument(
+        "--max-shard-size", type=byte_size, default="4G", metavar="SIZE", help="largest weight file, such as 2G"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the report as JSON to FILE as well")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Quantize and print the report."""
+    from ..quant.pipeline import quantize_model
+    from ..quant.progress import layer_progress
+
+    spec = QuantizeSpec(method=args.method, bits=args.bits, group_size=args.group_size, symmetric=args.symmetric)
+    with layer_progress(f"quantizing {args.model}") as progress:
+        report = quantize_model(
+            args.model,
+            spec,
+            Path(args.output).expanduser(),
+            progress,
+            overwrite=args.overwrite,
+            max_shard_bytes=args.max_shard_size,
+        )
+    for name, value in report.rows():
+        print(f"{name:<16}{value}")
+    if args.json:
+        Path(args.json).write_text(json.dumps(report.as_dict(), indent=2) + "\n")
+    return 0

@@ -1,0 +1,85 @@
+"""Quantize once, keep the result in the cache, and find it again by content."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .. import env
+from ..engine.sources import ModelFiles, resolve_model
+from ..log import get_logger
+from .pipeline import quantize_model
+from .progress import layer_progress
+from .spec import QuantizeSpec, parse_quantize_spec
+
+log = get_logger(__name__)
+
+# Part of the key: raise it when the same arguments give other weights.
+RESULT_VERSION = 1
+# Files up to this size count with all their bytes, larger ones with samples, size and modification time.
+MAX_HASHED_BYTES = 256 << 20
+NUM_SAMPLES = 32
+SAMPLE_BYTES = 64 << 10
+
+
+def ensure_quantized(model: str, spec: str | QuantizeSpec) -> Path:
+    """The folder of ``model`` quantized with ``spec`` (``rtn:4:32``), made with a progress bar the first time.
+
+    A process that comes while another makes the same result waits for it.
+    """
+    parsed = parse_quantize_spec(spec) if isinstance(spec, str) else spec
+    files = resolve_model(model)
+    label = str(parsed).replace(":", "-")
+    folder = env.cache_dir() / "quantized" / f"{_slug(files)}-{label}-{content_key(files, parsed)}"
+    if folder.is_dir():
+        return folder
+    with _locked(folder.with_name(f".{folder.name}.lock")):
+        if not folder.is_dir():
+            with layer_progress(f"quantizing {model} ({parsed})") as progress:
+                report = quantize_model(str(files.path), parsed, folder, progress)
+            log.info(
+                "quantized %s to %.3f bits per weight, error %.4f, in %.1f s; kept in %s",
+                model, report.bits_per_weight, report.mean_error, report.seconds, folder,
+            )  # fmt: skip
+    return folder
+
+
+def content_key(files: ModelFiles, spec: QuantizeSpec) -> str:
+    """16 hexadecimal digits that change with the model's files, the spec and the quantizer."""
+    digest = hashlib.sha256(f"{RESULT_VERSION}\0{spec}".encode())
+    paths = [files.path] if files.kind == "gguf" else sorted(path for path in files.path.iterdir() if path.is_file())
+    for path in paths:
+        digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
+        for part in _parts(path):
+            digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def _parts(path: Path) -> Iterator[bytes]:
+    status = path.stat()
+    with path.open("rb") as stream:
+        if status.st_size <= MAX_HASHED_BYTES:
+            while part := stream.read(1 << 20):
+                yield part
+            return
+        yield str(status.st_mtime_ns).encode()
+        for index in range(NUM_SAMPLES):
+            stream.seek((status.st_size - SAMPLE_BYTES) * index // (NUM_SAMPLES - 1))
+            yield stream.read(SAMPLE_BYTES)
+
+
+def _slug(files: ModelFiles) -> str:
+    name = Path(files.name.rstrip("/")).name or files.path.stem
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-").lower() or "model"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,122 @@
+"""QuantizePlan: what will be done to each tensor, decided from headers alone, before any weight is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from ..errors import ConfigError
+from ..log import get_logger
+from .formats import TensorSource
+from .formats.gptq_writer import cannot_store, tensor_layout
+from .spec import GROUP_SIZES, QuantizeSpec
+from .tensor_writer import TensorSpec
+
+log = get_logger(__name__)
+
+_LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
+# Linear layers by name; other matrices of a layer (routers, low-rank factors) are small and sensitive: they stay dense.
+_LINEAR = re.compile(r"\.(?:[a-z]+_proj|w[123])$")
+
+
+@dataclass(slots=True)
+class LayerPlan:
+    """The tensors of one decoder layer, or (``number`` None) those outside all layers.
+
+    ``quantize``  modules whose ``.weight`` is quantized.
+    ``copy``      names of tensors that are stored dense.
+    """
+
+    number: int | None
+    quantize: list[str] = field(default_factory=list)
+    copy: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class QuantizePlan:
+    """All layers in order, those outside first; ``plain`` are linear layers left dense, with the reason."""
+
+    spec: QuantizeSpec
+    layers: list[LayerPlan]
+    plain: list[tuple[str, str]]
+
+    @property
+    def num_layers(self) -> int:
+        return sum(layer.number is not None for layer in self.layers)
+
+    def tensors(self, source: TensorSource) -> Iterator[TensorSpec]:
+        """Every tensor of the result."""
+        for layer in self.layers:
+            for name in layer.copy:
+                yield TensorSpec(name, stored_dtype(source.dtype(name)), source.shape(name))
+            for module in layer.quantize:
+                rows, columns = source.shape(f"{module}.weight")
+                for part, (dtype, shape) in tensor_layout((rows, columns), self.spec.scheme).items():
+                    yield TensorSpec(f"{module}.{part}", dtype, shape)
+
+
+def stored_dtype(dtype: torch.dtype) -> torch.dtype:
+    """How a dense tensor is stored: 16-bit types stay, wider ones become float16, as readers of GPTQ files expect."""
+    return torch.float16 if dtype in (torch.float32, torch.float64) else dtype
+
+
+def make_plan(source: TensorSource, spec: QuantizeSpec) -> QuantizePlan:
+    """Sort the tensors by layer and choose what is quantized.
+
+    ConfigError when nothing can be, naming the group sizes that would fit.
+    """
+    layers: dict[int | None, LayerPlan] = {None: LayerPlan(None)}
+    plain: list[tuple[str, str]] = []
+    for name in sorted(source.names):
+        match = _LAYER.match(name)
+        number = int(match[1]) if match else None
+        layer = layers.setdefault(number, LayerPlan(number))
+        module = name.removesuffix(".weight")
+        if number is None or module == name or len(source.shape(name)) != 2 or not source.dtype(name).is_floating_point:
+            layer.copy.append(name)
+            continue
+        reason = _reason_against(module, source.shape(name), spec)
+        if reason is None:
+            layer.quantize.append(module)
+        else:
+            layer.copy.append(name)
+            plain.append((module, reason))
+    ordered = [layers.pop(None), *(layers[number] for number in sorted(key for key in layers if key is not None))]
+    plan = QuantizePlan(spec, ordered, plain)
+    _check(plan, source)
+    return plan
+
+
+def _reason_against(module: str, shape: tuple[int, ...], spec: QuantizeSpec) -> str | None:
+    if not _LINEAR.search(module):
+        return "not a projection"
+    return cannot_store(shape, spec.scheme)
+
+
+def _check(plan: QuantizePlan, source: TensorSource) -> None:
+    misfits = [(module, reason) for module, reason in plan.plain if _LINEAR.search(module)]
+    if any(layer.quantize for layer in plan.layers):
+        if misfits:
+            log.warning(
+                "%d linear layers stay plain, such as %s: %s; sizes that fit all: %s",
+                len(misfits), *misfits[0], _fitting_sizes(plan, source),
+            )  # fmt: skip
+        return
+    if not misfits:
+        raise ConfigError("the model has no linear layer to quantize: no projection matrix in any decoder layer")
+    module, reason = misfits[0]
+    raise ConfigError(f"nothing to quantize: {module}: {reason}; sizes that fit: {_fitting_sizes(plan, source)}")
+
+
+def _fitting_sizes(plan: QuantizePlan, source: TensorSource) -> str:
+    """The group sizes at which every linear layer could be stored."""
+    modules = [module for layer in plan.layers for module in layer.quantize]
+    modules += [module for module, _ in plan.plain if _LINEAR.search(module)]
+    shapes = {source.shape(f"{module}.weight") for module in modules}
+    schemes = [dataclasses.replace(plan.spec, group_size=size).scheme for size in GROUP_SIZES]
+    fitting = [s.group_size for s in schemes if all(cannot_store(shape, s) is None for shape in shapes)]
+    return ", ".join(map(str, fitting)) or "none"

@@ -1,0 +1,69 @@
+"""QuantizeReport: what quantizing a model did, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .spec import QuantizeSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleError:
+    """How far one quantized linear is from its original: ``relative_rms`` = ||Q - W|| / ||W||."""
+
+    module: str
+    relative_rms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeReport:
+    """The outcome of one run.
+
+    ``bits_per_weight`` counts everything stored for the quantized layers: codes, scales, zeros and indices.
+    ``plain`` are the decoder's linear layers that were left dense, with the reason. Sizes are bytes of weight files.
+    """
+
+    model: str
+    output: Path
+    spec: QuantizeSpec
+    num_layers: int
+    errors: tuple[ModuleError, ...]
+    plain: tuple[tuple[str, str], ...]
+    bits_per_weight: float
+    bytes_before: int
+    bytes_after: int
+    seconds: float
+
+    @property
+    def worst(self) -> ModuleError:
+        return max(self.errors, key=lambda error: error.relative_rms)
+
+    @property
+    def mean_error(self) -> float:
+        return sum(error.relative_rms for error in self.errors) / len(self.errors)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The report as lines of name and value."""
+        rows = [
+            ("model", self.model),
+            ("output", str(self.output)),
+            ("scheme", f"{self.spec.method} {self.spec.scheme}"),
+            ("decoder layers", str(self.num_layers)),
+            ("linear layers", f"{len(self.errors)} quantized, {len(self.plain)} left plain"),
+            ("bits per weight", f"{self.bits_per_weight:.3f}"),
+            ("weight files", f"{_size(self.bytes_before)} before, {_size(self.bytes_after)} after"),
+            ("weight error", f"{self.mean_error:.4f} relative RMS on average"),
+            ("worst layer", f"{self.worst.module} {self.worst.relative_rms:.4f}"),
+            ("time", f"{self.seconds:.1f} s"),
+        ]
+        return rows + [("left plain", f"{module}: {reason}") for module, reason in self.plain]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for JSON."""
+        return {**asdict(self), "output": str(self.output), "spec": str(self.spec)}
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -1,8 +1,8 @@
 """How keys and values lie in memory: both logically [N,S,G,D], keys physically [N,G,D,S] and values [N,G,S,D] on a CPU.
 
-A CPU kernel computes the scores of neighbouring slots in the lanes of one vector: with the slots of a block side by side
-for each feature, keys load straight from the cache, and so do a token's values with its features side by side. Kernels
-take any strides, so nothing else depends on this choice. On a GPU both are [N,S,G,D].
+A CPU kernel computes the scores of neighbouring slots in the lanes of one vector: with the slots of a block side by
+side for each feature, keys load straight from the cache, and so do a token's values with its features side by side.
+Kernels take any strides, so nothing else depends on this choice. On a GPU both are [N,S,G,D].
 """
 
 from __future__ import annotations

@@ -1,0 +1,118 @@
+"""Compiling on first use: the key, two processes at once, no compiler, other targets, sanitizers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from twofold.kernels.cpu import build, library
+from twofold.kernels.kernel_set import KernelSet
+from twofold.kernels.problems import PlainProblem
+from twofold.platforms import select_platform
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path))
+    return tmp_path / "kernels"
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch) -> Path:
+    """A compiler that writes empty files at once and counts its calls."""
+    script = tmp_path / "fake cc"
+    script.write_text(f"""#!/bin/sh
+echo "$@" >> '{tmp_path}/calls'
+while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done
+""")
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", f"'{script}'")
+    return tmp_path / "calls"
+
+
+def num_compilations(calls: Path) -> int:
+    return sum("-shared" in line for line in calls.read_text().splitlines())
+
+
+def test_compiled_once_per_flags_and_sources(cache, compiler, monkeypatch):
+    first = build.library_path()
+    assert first.parent == cache and first.exists()
+    assert build.library_path() == first
+    assert num_compilations(compiler) == 1
+    assert build.library_path(extra_flags=("-DX",)) != first
+    monkeypatch.setattr(build, "sources", lambda: [])
+    assert build.library_path() != first
+    assert not [path for path in cache.iterdir() if path.is_dir()], "a temporary folder was left behind"
+
+
+def test_a_failing_compiler_is_quoted(cache, tmp_path, monkeypatch):
+    script = tmp_path / "cc"
+    script.write_text("#!/bin/sh\necho 'x.c:1:2: error: no such luck' >&2; exit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    with pytest.raises(build.BuildError, match="error: no such luck"):
+        build.library_path()
+    assert list(cache.iterdir()) == []
+
+
+def test_without_a_compiler_torch_takes_over_with_one_log_line(monkeypatch):
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    with pytest.raises(build.BuildError, match="'/nowhere/cc' that CC names"):
+        build.find_compiler()
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", "")
+    library.load.cache_clear()
+    warnings: list[str] = []
+    monkeypatch.setattr(library, "logger", SimpleNamespace(warning=lambda text, *args: warnings.append(text % args)))
+    kernels = KernelSet(select_platform("cpu").spec)
+    for op in ("rms_norm", "rope", "write_kv"):
+        kernels.select(op, PlainProblem(torch.float32))
+    library.load.cache_clear()
+    assert [row["kernel"] for row in kernels.report()] == ["torch"] * 3
+    assert "no C compiler found (looked for cc, gcc and clang" in kernels.report()[0]["refused"]
+    assert len(warnings) == 1 and "using torch's slower operations: no C compiler found" in warnings[0]
+
+
+def run_checks(path: Path, *, preload: str = "") -> None:
+    """A small check of every kernel of one library, in a process of its own."""
+    environment = dict(os.environ, ASAN_OPTIONS="detect_leaks=0", OMP_NUM_THREADS="2")
+    if preload:
+        environment["LD_PRELOAD"] = preload
+    script = Path(__file__).parents[2] / "support" / "check_cpu_library.py"
+    result = subprocess.run([sys.executable, str(script), str(path)], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(library.unavailable() is not None, reason="no compiled kernels")
+def test_two_processes_at_once(cache):
+    code = "from twofold.kernels.cpu.library import unavailable; import sys; sys.exit(unavailable() is not None)"
+    jobs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    assert [job.wait(timeout=300) for job in jobs] == [0, 0]
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(library.unavailable() is not None, reason="no compiled kernels")
+@pytest.mark.parametrize("target", ["x86-64", "x86-64-v3", "native"])
+def test_narrower_targets_compute_the_same(cache, target):
+    if not select_platform("cpu").spec.arch.startswith("x86-64-v"):
+        pytest.skip("x86 targets")
+    run_checks(build.library_path(native=False, extra_flags=(f"-march={target}",)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(library.unavailable() is not None, reason="no compiled kernels")
+@pytest.mark.parametrize(("sanitizer", "runtime"), [("address", "libasan.so"), ("undefined", "libubsan.so")])
+def test_sanitizers_are_clean(cache, sanitizer, runtime):
+    command = [*build.find_compiler(), f"-print-file-name={runtime}"]
+    preload = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    if not Path(preload).is_absolute():
+        pytest.skip(f"the compiler has no {runtime}")
+    flags = (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-g")
+    run_checks(build.library_path(extra_flags=flags), preload=preload)

@@ -1,0 +1,147 @@
+"""Facts about the host: instruction sets, cores, and what a container leaves of memory and CPU time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from twofold.platforms import cgroup, cpu
+from twofold.platforms.cpu_info import parse_cpuinfo, x86_level
+
+V2 = "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3"
+V3 = f"{V2} avx avx2 bmi1 bmi2 f16c fma abm movbe"
+V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
+
+X86 = """processor\t: 0
+model name\t: Good Chip 9000
+physical id\t: 0
+core id\t\t: 0
+flags\t\t: {flags}
+
+processor\t: 1
+model name\t: Good Chip 9000
+physical id\t: 0
+core id\t\t: 0
+flags\t\t: {flags}
+
+processor\t: 2
+physical id\t: 0
+core id\t\t: 1
+flags\t\t: {flags}
+"""
+ARM = """processor\t: 0
+BogoMIPS\t: 243.75
+Features\t: fp asimd asimddp i8mm bf16
+
+processor\t: 1
+Features\t: fp asimd asimddp i8mm bf16
+"""
+
+
+@pytest.mark.parametrize(("flags", "level"), [("sse", 1), (V2, 2), (V3, 3), (V4, 4), (V4.replace("fma", ""), 2)])
+def test_x86_levels(flags, level):
+    assert x86_level(frozenset(flags.split())) == level
+    assert parse_cpuinfo(X86.format(flags=flags), "x86_64", frozenset({0})).arch == f"x86-64-v{level}"
+
+
+def test_hyperthreads_count_once_and_only_allowed_ones():
+    everything = parse_cpuinfo(X86.format(flags=V3), "x86_64", frozenset({0, 1, 2}))
+    assert (everything.name, everything.num_physical_cores) == ("Good Chip 9000", 2)
+    assert parse_cpuinfo(X86.format(flags=V3), "x86_64", frozenset({0, 1})).num_physical_cores == 1
+
+
+def test_arm_and_unreadable_cpuinfo():
+    arm = parse_cpuinfo(ARM, "aarch64", frozenset({0, 1}))
+    assert (arm.arch, arm.num_physical_cores) == ("aarch64", 2) and "i8mm" in arm.features
+    unknown = parse_cpuinfo("", "riscv64", frozenset({0, 1, 2}))
+    assert (unknown.name, unknown.arch, unknown.num_physical_cores) == ("riscv64", "riscv64", 3)
+
+
+def test_fingerprint_follows_the_features():
+    one, other = (parse_cpuinfo(X86.format(flags=flags), "x86_64", frozenset({0})) for flags in (V3, V4))
+    assert one.fingerprint() != other.fingerprint()
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_cgroup_v2_takes_the_tightest_ancestor(tmp_path):
+    root, process = tmp_path / "fs", tmp_path / "cgroup"
+    process.write_text("0::/pod/container\n")
+    write(
+        root,
+        {
+            "cgroup.controllers": "cpu memory",
+            "pod/memory.max": "4000\n",
+            "pod/memory.current": "3500\n",
+            "pod/memory.stat": "anon 5\ninactive_file 500\n",
+            "pod/container/memory.max": "9000\n",
+            "pod/container/memory.current": "100\n",
+            "pod/cpu.max": "max 100000\n",
+            "pod/container/cpu.max": "150000 100000\n",
+        },
+    )
+    assert cgroup.memory_limit(root, process) == cgroup.CgroupMemory(4000, 3000)
+    assert cgroup.cpu_quota(root, process) == 2
+
+
+def test_cgroup_v1_and_no_limit(tmp_path):
+    root, process = tmp_path / "fs", tmp_path / "cgroup"
+    process.write_text("9:memory:/box\n4:cpu,cpuacct:/box\n0::/\n")
+    write(
+        root,
+        {
+            "memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "memory/box/memory.limit_in_bytes": "2000\n",
+            "memory/box/memory.usage_in_bytes": "900\n",
+            "memory/box/memory.stat": "total_inactive_file 400\n",
+            "cpu,cpuacct/box/cpu.cfs_quota_us": "50000\n",
+            "cpu,cpuacct/box/cpu.cfs_period_us": "100000\n",
+        },
+    )
+    assert cgroup.memory_limit(root, process) == cgroup.CgroupMemory(2000, 500)
+    assert cgroup.cpu_quota(root, process) == 1
+    (root / "memory/box/memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (root / "cpu,cpuacct/box/cpu.cfs_quota_us").write_text("-1\n")
+    assert cgroup.memory_limit(root, process) is None
+    assert cgroup.cpu_quota(root, process) is None
+    assert cgroup.memory_limit(tmp_path / "nothing", tmp_path / "neither") is None
+
+
+def test_free_memory_is_what_the_container_leaves(monkeypatch):
+    monkeypatch.setattr(cpu, "host_memory", lambda: (10_000, 6_000))
+    monkeypatch.setattr(cpu, "memory_limit", lambda: cgroup.CgroupMemory(8_000, 7_500))
+    memory = cpu.CpuPlatform().memory()
+    assert (memory.total, memory.free) == (8_000, 500)
+    monkeypatch.setattr(cpu, "memory_limit", lambda: cgroup.CgroupMemory(8_000, 9_000))
+    assert cpu.CpuPlatform().memory().free == 0
+    monkeypatch.setattr(cpu, "memory_limit", lambda: None)
+    assert cpu.CpuPlatform().memory().free == 6_000
+
+
+def test_threads_follow_the_quota(monkeypatch):
+    monkeypatch.setattr(cpu, "cpu_quota", lambda: 1)
+    platform = cpu.CpuPlatform()
+    threads = torch.get_num_threads()
+    try:
+        platform.set_threads(None)
+        assert torch.get_num_threads() == 1
+        platform.set_threads(3)
+        assert torch.get_num_threads() == 3
+        assert platform.describe()["threads"] == "3"
+    finally:
+        torch.set_num_threads(threads)
+    assert platform.preferred_dtype(torch.bfloat16) is torch.float32
+    platform.synchronize()
+
+
+def test_meminfo_in_bytes(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  100 kB\nMemFree: 5 kB\nMemAvailable:   40 kB\n")
+    assert cpu.host_memory(meminfo) == (102_400, 40_960)
+    total, available = cpu.host_memory(tmp_path / "absent")
+    assert 0 < available <= total

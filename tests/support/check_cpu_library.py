@@ -1,0 +1,84 @@
+"""Run every C kernel of the library given as argument against the reference, over shapes with ragged edges."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from attention_cases import expected_attention, make_case
+from twofold.kernels import reference
+from twofold.kernels.cpu import attention, elementwise, library, linear
+from twofold.quant.canonical import DenseWeight, PackedWeight, dequantize, pack
+from twofold.quant.scheme import WeightOnly
+
+
+def check_linear() -> None:
+    for shape in ((1, 1), (33, 129), (70, 700)):
+        weight, bias = torch.randn(shape), torch.randn(shape[0])
+        prepared = linear.prepare_dense(DenseWeight(weight), torch.float32)
+        for rows in range(1, 15):
+            x = torch.randn(rows, shape[1])
+            torch.testing.assert_close(
+                linear.run_dense(x, prepared, bias).double(),
+                x.double() @ weight.double().T + bias,
+                atol=1e-3,
+                rtol=1e-4,
+            )
+    for bits in (2, 4, 8):
+        scheme = WeightOnly(bits, 32, False, False)
+        codes, zeros = torch.randint(0, 2**bits, (45, 170)), torch.randint(0, 2**bits, (45, 6)).to(torch.uint8)
+        packed = PackedWeight(scheme, (45, 170), pack(codes, bits), torch.randn(45, 6), zeros)
+        low_bit, dense = linear.prepare_low_bit(packed, torch.float32), linear.prepare_dense(packed, torch.float32)
+        for rows in range(1, 15):
+            x = torch.randn(rows, 170)
+            result = linear.run_low_bit(x, low_bit)
+            assert torch.equal(result, linear.run_dense(x, dense)), (bits, rows)
+            expected = x.double() @ dequantize(packed, torch.float64).T
+            torch.testing.assert_close(result.double(), expected, atol=0.05, rtol=1e-3)
+
+
+def check_attention() -> None:
+    lengths = [(1, 1), (1, 200), (45, 130), (7, 7)]
+    for head_size, block_size in ((64, 16), (20, 4), (5, 1)):
+        for window, soft_cap in ((None, 0.0), (9, 2.0)):
+            case = make_case(lengths, num_heads=6, num_kv_heads=2, head_size=head_size, block_size=block_size)
+            result = attention.paged_attention(
+                case.query, case.key_cache, case.value_cache, case.batch, 0.3, window, soft_cap
+            )
+            expected = expected_attention(case, 0.3, window, soft_cap)
+            torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=1e-5)
+            key, value = torch.randn(2, case.query.shape[0], 2, head_size)
+            attention.write_kv(key, value, case.key_cache, case.value_cache, case.batch.slot_mapping)
+            slots = case.batch.slot_mapping
+            assert torch.equal(case.key_cache[slots // block_size, slots % block_size], key)
+            assert torch.equal(case.value_cache[slots // block_size, slots % block_size], value)
+
+
+def check_elementwise() -> None:
+    for size in (6, 37, 64):
+        x, weight = torch.randn(9, size), torch.randn(size)
+        normed, total = elementwise.add_rms_norm(x, x, weight, 1e-5)
+        torch.testing.assert_close(normed, reference.rms_norm(x + x, weight, 1e-5))
+        torch.testing.assert_close(elementwise.rms_norm(total, weight, 1e-5), normed)
+        both = torch.randn(9, 2 * size) * 20
+        torch.testing.assert_close(elementwise.silu_and_mul(both), reference.silu_and_mul(both))
+    q, k, table, positions = torch.randn(9, 4, 12), torch.randn(9, 2, 12), torch.randn(20, 6), torch.arange(9)
+    for interleaved in (False, True):
+        expected = reference.rope(q, k, table, positions, interleaved)
+        torch.testing.assert_close(elementwise.rope(q.clone(), k.clone(), table, positions, interleaved), expected)
+
+
+def main(path: str) -> None:
+    opened = library.open_library(Path(path))
+    library.load = lambda: opened  # type: ignore[assignment]
+    torch.manual_seed(0)
+    check_linear()
+    check_attention()
+    check_elementwise()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

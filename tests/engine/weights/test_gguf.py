@@ -1,0 +1,140 @@
+"""GGUF files written from tiny checkpoints: same config, same weights, same logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, dequantize, quantize
+from gguf_files import permute, write_gguf
+from paged_runner import load, logits_of
+from safetensors.torch import load_file
+from tiny_models import judge, judge_logits
+
+from twofold.engine.model_config import load_model_config, raw_config
+from twofold.engine.sources import ModelFiles
+from twofold.engine.weights import open_checkpoint
+from twofold.engine.weights.gguf_checkpoint import unpermute
+from twofold.engine.weights.gguf_rope import _llama3_divisors
+from twofold.errors import CheckpointError, UnsupportedError
+
+TinyModel = Callable[..., Path]
+TOKENS = [1, 9, 250, 32, 32, 7] * 6
+
+
+def files_of(path: Path) -> ModelFiles:
+    return ModelFiles(path.name, path, "gguf")
+
+
+@pytest.mark.parametrize(
+    ("family", "arch"),
+    [("llama", "llama"), ("llama-tied", "llama"), ("llama-bias", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3")],
+)
+def test_logits_match_transformers_on_the_original(tiny_model: TinyModel, tmp_path: Path, family: str, arch: str) -> None:
+    directory = tiny_model(family)
+    path = write_gguf(directory, tmp_path / "model.gguf", arch)
+    expected = judge_logits(judge(directory), TOKENS)
+    torch.testing.assert_close(logits_of(load(path), TOKENS), expected, atol=1e-4, rtol=0)
+
+
+def test_sliding_window_of_a_llama_file_is_mistrals(tiny_model: TinyModel, tmp_path: Path) -> None:
+    directory = tiny_model("mistral")
+    path = write_gguf(directory, tmp_path / "model.gguf", "llama", attention__sliding_window=24)
+    expected = judge_logits(judge(directory), TOKENS)
+    torch.testing.assert_close(logits_of(load(path), TOKENS), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "metadata"),
+    [
+        ("llama-linear", {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}),
+        (
+            "llama-yarn",
+            {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 128},
+        ),
+    ],
+)
+def test_rope_scaling(tiny_model: TinyModel, tmp_path: Path, family: str, metadata: dict[str, object]) -> None:
+    directory = tiny_model(family)
+    path = write_gguf(directory, tmp_path / "model.gguf", "llama", **metadata)
+    expected = judge_logits(judge(directory), TOKENS)
+    torch.testing.assert_close(logits_of(load(path), TOKENS), expected, atol=1e-4, rtol=0)
+
+
+def test_config_is_that_of_the_original(tiny_model: TinyModel, tmp_path: Path) -> None:
+    directory = tiny_model("llama")
+    path = write_gguf(directory, tmp_path / "model.gguf", "llama")
+    ours = load_model_config(files_of(path))
+    theirs = load_model_config(ModelFiles("x", directory, "directory"))
+    for field in ("architecture", "vocab_size", "num_kv_heads", "head_size", "norm_eps", "rope", "tie_word_embeddings"):
+        assert getattr(ours, field) == getattr(theirs, field), field
+    assert ours.eos_token_ids == {256}
+    assert raw_config(files_of(path))["eos_token_id"] == 256
+
+
+@pytest.mark.parametrize("quantization", ["Q8_0", "Q4_1", "F16", "BF16"])
+def test_quantized_tensors_are_what_the_gguf_package_says(
+    tiny_model: TinyModel, tmp_path: Path, quantization: str
+) -> None:
+    directory = tiny_model("qwen2")
+    checkpoint = open_checkpoint(files_of(write_gguf(directory, tmp_path / "m.gguf", "qwen2", quantization=quantization)))
+    original = load_file(directory / "model.safetensors")
+    assert checkpoint.names == set(original)
+    kind = GGMLQuantizationType[quantization]
+    for name, tensor in original.items():
+        expected = tensor.numpy()
+        if tensor.dim() == 2:
+            expected = dequantize(quantize(expected, kind), kind).reshape(expected.shape)
+        assert checkpoint.shape(name) == tuple(tensor.shape)
+        assert np.array_equal(checkpoint.get(name).numpy(), expected)
+    assert checkpoint.unused() == []
+
+
+def test_tensors_may_be_written_to(tiny_model: TinyModel, tmp_path: Path) -> None:
+    path = write_gguf(tiny_model("llama"), tmp_path / "m.gguf", "llama")
+    before = path.read_bytes()
+    for name in ("model.norm.weight", "model.layers.0.self_attn.q_proj.weight"):
+        open_checkpoint(files_of(path)).get(name).fill_(3.0)
+    assert path.read_bytes() == before
+
+
+def test_unpermute_undoes_llama_cpp() -> None:
+    weight = np.random.default_rng(0).normal(size=(48, 5)).astype(np.float32)
+    assert np.array_equal(unpermute(permute(weight, 3), 3), weight)
+    assert np.array_equal(unpermute(permute(weight[:, 0], 3), 3), weight[:, 0])
+
+
+def test_llama3_divisors_match_transformers() -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope |= {"original_max_position_embeddings": 8192, "rope_theta": 500000.0}
+    config = LlamaConfig(head_dim=64, max_position_embeddings=131072, rope_parameters=rope)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    plain = 1.0 / 500000.0 ** (torch.arange(0, 64, 2).float() / 64)
+    np.testing.assert_allclose(_llama3_divisors(500000.0, 64, 32.0), (plain / scaled).numpy(), rtol=1e-4)
+
+
+def test_cut_off_file_is_named(tiny_model: TinyModel, tmp_path: Path) -> None:
+    path = write_gguf(tiny_model("llama"), tmp_path / "short.gguf", "llama")
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(CheckpointError, match=r"short\.gguf"):
+        open_checkpoint(files_of(path))
+    path.write_bytes(b"not a model")
+    with pytest.raises(CheckpointError, match=r"short\.gguf"):
+        open_checkpoint(files_of(path))
+
+
+def test_what_is_not_served_is_named(tiny_model: TinyModel, tmp_path: Path) -> None:
+    directory = tiny_model("llama")
+    with pytest.raises(UnsupportedError, match="'falcon'"):
+        load_model_config(files_of(write_gguf(directory, tmp_path / "a.gguf", "falcon")))
+    with pytest.raises(UnsupportedError, match="mixture of experts"):
+        load_model_config(files_of(write_gguf(directory, tmp_path / "b.gguf", "llama", expert_count=8)))
+    with pytest.raises(UnsupportedError, match="rope scaling 'longrope'"):
+        odd = {"rope__scaling__type": "longrope", "rope__scaling__factor": 2.0}
+        load_model_config(files_of(write_gguf(directory, tmp_path / "c.gguf", "llama", **odd)))

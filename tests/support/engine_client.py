@@ -39,7 +39,7 @@ async def collect(deltas: AsyncIterator[SampleDelta]) -> list[SampleDelta]:
     return [delta async for delta in deltas]
 
 
-async def until(condition: Callable[[], bool], timeout: float = 5.0) -> float:
+async def until(condition: Callable[[], bool], timeout: float = 10.0) -> float:
     """Wait for ``condition``; returns the seconds that it took."""
     began = time.monotonic()
     while not condition():

@@ -188,7 +188,7 @@ def test_long_texts_are_tokenized_off_the_loop() -> None:
             await asyncio.sleep(0.01)
             gaps.append(time.monotonic() - began)
         assert text_of(work.result()) == "b"
-        assert len(gaps) > 10 and max(gaps) < 0.3
+        assert len(gaps) > 10 and max(gaps) < 0.45
 
     with_client(check, tokenizer=SlowTokenizer())
 

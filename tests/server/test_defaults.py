@@ -1,11 +1,12 @@
-"""The sampling defaults of the API: OpenAI's, with the model's own over them unless the server is told to leave them."""
+"""Sampling defaults of the API: OpenAI's, the model's own over them unless the server is told otherwise."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from http_server import ChatByteTokenizer, RunningServer, counting_server
+from counting_server import ChatByteTokenizer
+from http_server import RunningServer, counting_server
 from twofold.engine.client import AsyncEngineClient
 from twofold.errors import ConfigError
 from twofold.server.config import ServerConfig

@@ -1,4 +1,4 @@
-"""Start, drain and death of a whole server: status codes, last events, exit codes. Each test has a process of its own."""
+"""Start, drain and death of a whole server, a process for each test: statuses, last events, exit codes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import time
 
 import httpx
 import pytest
+from counting_server import serve_counting
 from http_server import ServerProcess
+from twofold.errors import ConfigError
 
 
 def finish_reasons(events: list[dict]) -> list[str]:
@@ -96,8 +98,5 @@ def test_failed_start_ends_the_process(core: str) -> None:
 
 
 def test_port_in_use() -> None:
-    from http_server import serve_counting
-    from twofold.errors import ConfigError
-
     with ServerProcess("CountingCore") as server, pytest.raises(ConfigError, match=f"port {server.port}"):
         serve_counting("CountingCore", {"port": server.port})

@@ -30,7 +30,8 @@ def status_of(server: RunningServer, content: str) -> tuple[int, dict]:
 
 
 def raw(server: RunningServer, field: str, value: str) -> str:
-    return f'{{"model": {json.dumps(server.model)}, "prompt": "abc", "max_tokens": 4, "ignore_eos": true, "{field}": {value}}}'
+    rest = json.dumps({"model": server.model, "prompt": "abc", "max_tokens": 4, "ignore_eos": True})
+    return f'{rest[:-1]}, "{field}": {value}}}'
 
 
 def check_alive(server: RunningServer) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 
 import httpx
 import openai
-from counting_core import ByteTokenizer
+from counting_server import ChatByteTokenizer
 from starlette.applications import Starlette
 from twofold.engine.client import AsyncEngineClient
 from twofold.engine.config import EngineConfig
@@ -27,15 +26,6 @@ from twofold.server.run import _bind, _http_server
 from twofold.server.state import ServerState
 
 SUPPORT = Path(__file__).parent
-
-
-class ChatByteTokenizer(ByteTokenizer):
-    """ByteTokenizer with a template that writes each message as ``role:content;``."""
-
-    accepts_parts = False
-
-    def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        return "".join(f"{message['role']}:{message['content']};" for message in messages)
 
 
 class RunningServer:
@@ -108,7 +98,7 @@ def running_server(
     client: dict[str, Any] | None = None,
     **engine: Any,
 ) -> Iterator[RunningServer]:
-    """A ready server. ``client`` are options of AsyncEngineClient, ``server`` of ServerConfig, the rest of EngineConfig."""
+    """A ready server: ``client`` are AsyncEngineClient's options, ``server`` ServerConfig's, others EngineConfig's."""
     engine_config = EngineConfig(model=str(model), **engine)
     server_config = ServerConfig(port=0, **(server or {}))
     loop = asyncio.new_event_loop()
@@ -151,20 +141,13 @@ def counting_server(core: str = "CountingCore", **options: Any) -> contextlib.Ab
 
 
 class ServerProcess:
-    """``run_server`` over a core of counting_core in a process of its own, for signals and exit codes."""
+    """``counting_server.py`` as a process, for signals and exit codes."""
 
     def __init__(self, core: str, *, wait: bool = True, **server: Any) -> None:
-        script = (
-            "import sys, json; from http_server import serve_counting; "
-            "sys.exit(serve_counting(sys.argv[1], json.loads(sys.argv[2])))"
-        )
-        path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        options = json.dumps({"port": self.port, **server})
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", script, core, options], env={**os.environ, "PYTHONPATH": path}
-        )
+        command = [sys.executable, str(SUPPORT / "counting_server.py"), core, json.dumps({"port": self.port, **server})]
+        self.process = subprocess.Popen(command)
         self.wait_for(200 if wait else 503)
 
     def wait_for(self, status: int, seconds: float = 60.0) -> None:
@@ -236,14 +219,6 @@ class StreamReader:
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the stream has not ended"
         return self.events
-
-
-def serve_counting(core: str, options: dict[str, Any]) -> int:
-    """Entry of `ServerProcess`."""
-    from twofold.server.run import run_server
-
-    client = {"core_factory": f"counting_core:{core}", "tokenizer": ChatByteTokenizer()}
-    return run_server(EngineConfig(model="counting"), ServerConfig(**options), client_options=client)
 
 
 def free_port() -> int:

@@ -62,7 +62,7 @@ def nucleus_floor(weights: Tensor, total: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _nucleus_floor(weights: NDArray[np.float32], total: float, top_p: float) -> float:
-    """V weights each under (1 - top_p) * total / V sum up to less than the nucleus leaves out, so they are not sorted."""
+    """V weights each under (1 - top_p) * total / V sum up to less than what is left out; these are not sorted."""
     candidates = weights[weights >= (1.0 - top_p) * total / len(weights)]
     ordered = np.sort(candidates)[::-1]
     place = int(np.searchsorted(np.cumsum(ordered, dtype=np.float64), top_p * total))

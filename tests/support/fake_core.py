@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from twofold.engine.config import EngineConfig
+from twofold.engine.core import prefix_cache
 from twofold.engine.core.engine_core import EngineCore
 from twofold.engine.messages import EngineRequest, TokenOutput
 from twofold.engine.model_config import ModelConfig, RopeConfig
@@ -168,3 +169,61 @@ def join(joined: dict[tuple[str, int], TokenOutput], output: TokenOutput) -> Non
         assert whole.logprobs is not None
         whole.logprobs += output.logprobs
     whole.finish_reason, whole.stop_token, whole.error = output.finish_reason, output.stop_token, output.error
+
+
+def check_blocks(core: EngineCore) -> None:
+    """Blocks are conserved: the free list, the reference counts, the tables of running samples and the keys agree."""
+    pool, scheduler = core._pool, core._scheduler
+    free = []
+    node = pool._next[pool.num_blocks]
+    while node != pool.num_blocks:
+        assert pool._previous[pool._next[node]] == node
+        free.append(node)
+        node = pool._next[node]
+    assert len(free) == len(set(free)) == pool.num_free
+    held = [block for sample in scheduler.running for block in sample.blocks]
+    assert [held.count(block) for block in range(pool.num_blocks)] == [pool.references(b) for b in range(pool.num_blocks)]
+    assert all((pool.references(block) == 0) == (block in set(free)) for block in range(pool.num_blocks))
+    assert {block for block, key in enumerate(pool._keys) if key} == set(pool._cached.values())
+    assert all(pool._keys[block] == key for key, block in pool._cached.items())
+    assert all(not sample.blocks and sample.row == -1 for sample in scheduler.waiting)
+    rows = [sample.row for sample in scheduler.running]
+    batch = core._runner._batch
+    assert sorted(rows + batch._free_rows) == list(range(len(batch.num_tokens)))
+    for sample in scheduler.running:
+        assert batch._block_table[sample.row, : len(sample.blocks)].tolist() == sample.blocks
+        assert batch.token_ids[sample.row, : batch.num_tokens[sample.row]].tolist() == sample.tokens
+    queued = [sample.order for sample in scheduler.waiting]
+    assert queued == sorted(queued) and [s.order for s in scheduler.running] == sorted(s.order for s in scheduler.running)
+
+
+def check_idle(core: EngineCore) -> None:
+    """Nothing is left: no request, no live block, every row free."""
+    check_blocks(core)
+    stats = core.stats()
+    assert not core.has_work() and stats.num_running == stats.num_waiting == stats.num_live_blocks == 0
+    assert core._pool.num_free == core._pool.num_blocks
+
+
+class KeyRecorder:
+    """Remembers what every block key stands for, to check that the cache's blocks really hold that."""
+
+    def __init__(self, monkeypatch: Any) -> None:
+        self._chains: dict[bytes, list[int]] = {}
+        original = prefix_cache.block_key
+
+        def record(parent: bytes, tokens: list[int]) -> bytes:
+            key = original(parent, tokens)
+            self._chains[key] = self._chains.get(parent, []) + list(tokens)
+            return key
+
+        monkeypatch.setattr(prefix_cache, "block_key", record)
+
+    def check(self, core: EngineCore) -> None:
+        """Every cached block holds the tokens and the positions that its key was made of."""
+        keys, values = core._caches[0]
+        size = keys.shape[1]
+        for key, block in core._pool._cached.items():
+            chain = self._chains[key]
+            assert keys[block, :, 0, 0].long().tolist() == chain[-size:]
+            assert values[block, :, 0, 0].long().tolist() == list(range(len(chain) - size, len(chain)))

@@ -78,6 +78,8 @@ $(RUN_STAMP): pyproject.toml
 	$(PIP) install --editable .
 	@touch $@
 
+# GPU builds of torch bring their own triton; elsewhere it is there to run the GPU kernels in its interpreter.
 $(DEV_STAMP): $(RUN_STAMP)
-	$(PIP) install --editable ".[dev]"
+	extras=$$($(BIN)/python -c 'import triton' 2>/dev/null && echo dev || echo dev,triton); \
+	$(PIP) install --editable ".[$$extras]"
 	@touch $@

@@ -1,6 +1,6 @@
 """Chat templates: from a conversation to the text that the model was trained to read.
 
-Rendering is transformers' own (sandboxed Jinja with ``raise_exception``, ``strftime_now``, ``tojson`` and loop controls);
+Rendering is transformers' own (sandboxed Jinja with ``raise_exception``, ``strftime_now``, ``tojson``, loop controls);
 this module prepares the messages and turns failures into errors for the client.
 """
 
@@ -21,7 +21,7 @@ PROBE = "probe-of-content"
 class ChatTemplate:
     """One model's templates by name: ``default``, and ``tool_use`` where tools are given.
 
-    ``source`` names where they come from, for errors. ``special_tokens`` (``bos_token`` ...) are visible to the template.
+    ``source`` names where they come from, for errors. Templates see the ``special_tokens`` (``bos_token`` ...).
     A template with a syntax error raises ConfigError here and not at the first request.
     """
 
@@ -68,7 +68,9 @@ class ChatTemplate:
                 **dict(template_kwargs or {}),
             )
         except jinja2.TemplateError as error:
-            raise RequestError(f"the chat template refuses these messages: {error.message or error}", param="messages") from None
+            raise RequestError(
+                f"the chat template refuses these messages: {error.message or error}", param="messages"
+            ) from None
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise RequestError(f"the chat template cannot render these messages: {error}", param="messages") from None
 
@@ -88,8 +90,8 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         settings = self._special_tokens | options
-        rendered, _ = render_jinja_template([messages], chat_template=template, **settings)
-        return rendered[0]
+        result: Any = render_jinja_template([messages], chat_template=template, **settings)
+        return result[0][0]
 
     def _check_syntax(self, name: str, template: str) -> None:
         try:

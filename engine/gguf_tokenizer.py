@@ -1,6 +1,6 @@
 """The tokenizer of a GGUF file, rebuilt as a ``tokenizers`` pipeline from its vocabulary and metadata.
 
-llama.cpp names the pre-tokenizer instead of storing it; the regular expressions below are those that the names stand for.
+llama.cpp names the pre-tokenizer instead of storing it; the regular expressions below are what the names stand for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (QWEN2_SPLIT,)),
     "tekken": (TEKKEN_SPLIT,),
 }
-# Vocabularies whose tokens are taken whole before any merge is tried, and that begin a text with BOS unless told not to.
+# Vocabularies whose tokens are taken whole before any merge is tried; they begin a text with BOS unless told not to.
 WHOLE_TOKENS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 NFC = frozenset({"qwen2", "deepseek-r1-qwen"})
 SPECIAL_KEYS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -67,7 +67,7 @@ def tokenizer_settings(file: GgufFile) -> dict[str, Any]:
     settings["add_eos_token"] = bool(file.value("tokenizer.ggml.add_eos_token", False))
     templates = {
         key.removeprefix("tokenizer.chat_template."): file.value(key)
-        for key in file.keys()
+        for key in file.keys
         if key.startswith("tokenizer.chat_template.")
     }
     default = file.value("tokenizer.chat_template")
@@ -143,7 +143,7 @@ def _merges_by_score(vocabulary: dict[str, int], scores: list[float]) -> list[tu
 
 
 def _add_tokens(tokenizer: Tokenizer, file: GgufFile) -> None:
-    """Tokens that are matched as a whole before anything else; control tokens are special, user-defined ones are text."""
+    """Tokens that are matched whole before anything else; control tokens are special, user-defined ones are text."""
     types = file.value("tokenizer.ggml.token_type") or []
     added = [
         AddedToken(token, special=kind == CONTROL, normalized=False)

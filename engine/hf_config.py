@@ -67,9 +67,7 @@ def _typed_windows(layer_types: list[str], window: int | None, num_layers: int) 
 
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(
-        model_type="llama", windows=_no_windows, reads_attention_bias=True, reads_mlp_bias=True
-    ),
+    "LlamaForCausalLM": Family(model_type="llama", windows=_no_windows, reads_attention_bias=True, reads_mlp_bias=True),
     "MistralForCausalLM": Family(model_type="mistral", windows=_mistral_windows, num_kv_heads=8),
     "MinistralForCausalLM": Family(model_type="ministral", windows=_ministral_windows, num_kv_heads=8),
     "Qwen2ForCausalLM": Family(model_type="qwen2", windows=_qwen_windows, qkv_bias=True, num_kv_heads=32),
@@ -157,7 +155,9 @@ def _kv_default(raw: dict[str, Any], family: Family, heads: int) -> int:
 
 def _even_split(hidden: int, heads: int) -> int:
     if hidden % heads:
-        raise ConfigError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads} and there is no head_dim")
+        raise ConfigError(
+            f"hidden_size {hidden} is not a multiple of num_attention_heads {heads} and there is no head_dim"
+        )
     return hidden // heads
 
 
@@ -227,7 +227,9 @@ def parse_rope(raw: dict[str, Any], head_size: int) -> RopeConfig:
     if kind == "default":
         return RopeConfig(theta=_number({"rope_theta": theta}, "rope_theta"), rotary_size=rotary)
     _check_rope_options(kind, options, raw)
-    return RopeConfig(theta=_number({"rope_theta": theta}, "rope_theta"), kind=kind, rotary_size=rotary, options=options)
+    return RopeConfig(
+        theta=_number({"rope_theta": theta}, "rope_theta"), kind=kind, rotary_size=rotary, options=options
+    )
 
 
 def _check_rope_options(kind: str, options: dict[str, Any], raw: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from .sources.model_files import ModelFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding. ``kind`` is default, linear, dynamic, yarn or llama3; ``options`` as in the HF config."""
+    """Rotary embedding. ``kind`` is default, linear, dynamic, yarn or llama3; ``options`` as in the HF config."""
 
     theta: float = 10000.0
     kind: str = "default"
@@ -25,7 +25,7 @@ class RopeConfig:
 class ModelConfig:
     """One decoder-only transformer.
 
-    ``layer_windows`` has one entry per layer: the sliding window in tokens (a token sees itself and window-1 before it),
+    ``layer_windows`` has one entry per layer: the sliding window in tokens (a token sees itself and window-1 before),
     or None for full attention. ``eos_token_ids`` joins config.json, generation_config.json and the tokenizer.
     ``generation`` holds the sampling defaults that the model's authors ship (temperature, top_k, ...).
     """

@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Mapping
 
-from tokenizers import AddedToken, Tokenizer as Pipeline
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Pipeline
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPACE_MARK = "▁"

@@ -1,8 +1,8 @@
 """Tokenizer: text to token ids and back, and conversations to prompts.
 
 One pipeline for every source: the ``tokenizers`` library running tokenizer.json itself, or what was rebuilt from a GGUF
-file. Tokenizer classes that rebuild the pipeline from a vocabulary are avoided: they lose what the file says, such as the
-splitting of digits.
+file. Tokenizer classes that rebuild the pipeline from a vocabulary are avoided: they lose what the file says, such as
+the splitting of digits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer as Pipeline, processors
+from tokenizers import AddedToken, processors
+from tokenizers import Tokenizer as Pipeline
 
 from ..errors import CheckpointError, ConfigError, UnsupportedError
 from .chat_template import ChatTemplate, read_override, read_templates, stored_templates
@@ -117,7 +118,7 @@ class Tokenizer:
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
     def save(self, directory: Path) -> None:
-        """Write the tokenizer's files so that any Hugging Face loader can read them; a model's own are copied as they are."""
+        """Write the files that any Hugging Face loader reads; a model's own are copied as they are."""
         directory.mkdir(parents=True, exist_ok=True)
         if self._directory is not None:
             for name in FILES:
@@ -198,7 +199,9 @@ def _converted_pipeline(directory: Path) -> Pipeline:
 def _add_declared_tokens(pipeline: Pipeline, settings: Mapping[str, Any]) -> None:
     """Tokens that tokenizer_config.json declares and tokenizer.json lacks or flags otherwise."""
     known = pipeline.get_added_tokens_decoder()
-    for token_id, declared in sorted((settings.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
+    for token_id, declared in sorted(
+        (settings.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])
+    ):
         token = AddedToken(**{key: value for key, value in declared.items() if key != "__type"})
         current = known.get(int(token_id))
         if current is not None and current.content == token.content and current.special == token.special:

@@ -13,7 +13,7 @@ from .rope import RotaryEmbedding, Rotation
 
 
 class Attention:
-    """``qkv`` [(H+2G)D,K] and ``output`` [K,HD]; ``q_norm`` and ``k_norm`` normalize each head where the model has them."""
+    """``qkv`` [(H+2G)D,K] and ``output`` [K,HD]; ``q_norm`` and ``k_norm`` normalize each head if the model does so."""
 
     def __init__(
         self,

@@ -25,11 +25,11 @@ class Rotation:
 class RotaryEmbedding:
     """Rotates queries and keys; one table for all layers.
 
-    Dynamic NTK scaling depends on the sequence's length. As in transformers, the tokens of one forward pass are rotated by
-    the frequencies of the length that their sequence has after that pass, and cached keys keep the rotation that they
-    were written with; unlike there, each request goes by its own length and not by the longest of the batch. Up to
-    ``max_position_embeddings`` nothing depends on the length. Beyond it, a prompt that is computed in several chunks, or
-    that reuses cached blocks of a prompt of another length, is rotated by the length at each of these moments.
+    Dynamic NTK scaling depends on the sequence's length. As in transformers, the tokens of one forward pass are rotated
+    by the frequencies of the length that their sequence has after that pass, and cached keys keep the rotation that
+    they were written with; unlike there, each request goes by its own length and not by the longest of the batch. Up
+    to ``max_position_embeddings`` nothing depends on the length. Beyond it, a prompt that is computed in several chunks or
+    that reuses cached blocks of a prompt of another length is rotated by the length at each of these moments.
     """
 
     def __init__(
@@ -65,7 +65,9 @@ class RotaryEmbedding:
 
     def _dynamic_rotation(self, positions: Tensor, batch: AttentionBatch) -> Rotation:
         tables = [
-            self._rotate_by(inverse_frequencies(self._config, self._trained_length, seq_len), torch.arange(start, seq_len))
+            self._rotate_by(
+                inverse_frequencies(self._config, self._trained_length, seq_len), torch.arange(start, seq_len)
+            )
             for start, seq_len in zip(_starts(batch), batch.seq_lens_host, strict=True)
         ]
         return Rotation(torch.cat(tables), torch.arange(positions.shape[0], device=positions.device))

@@ -36,9 +36,7 @@ def load_model(
     dtype = _compute_dtype(config.dtype, model_config.dtype, platform)
     loader = Loader(open_checkpoint(files), detect_format(model_config.quantization), kernels, dtype, platform.device)
     num_positions = max(config.max_model_len or 0, model_config.max_position_embeddings)
-    model = Decoder(
-        model_config, loader, block_size=config.block_size, num_positions=num_positions, progress=progress
-    )
+    model = Decoder(model_config, loader, block_size=config.block_size, num_positions=num_positions, progress=progress)
     loader.finish()
     return model
 

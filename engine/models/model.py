@@ -12,7 +12,7 @@ from ..model_config import ModelConfig
 
 
 class Model(Protocol):
-    """A decoder ready to compute. ``weight_bytes`` counts its parameters; ``kv_heads`` and ``head_size`` shape its cache."""
+    """A decoder ready to compute. ``weight_bytes`` is the size of its parameters."""
 
     config: ModelConfig
     dtype: torch.dtype

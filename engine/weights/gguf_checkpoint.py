@@ -60,8 +60,8 @@ class GgufCheckpoint(Checkpoint):
 def unpermute(data: np.ndarray, num_heads: int) -> np.ndarray:
     """Undo llama.cpp's row order for rotary embedding.
 
-    Within each head of D rows, Hugging Face pairs row i with row i + D/2; llama.cpp's files interleave the two halves, so
-    that a pair lies in neighbouring rows.
+    Within each head of D rows, Hugging Face pairs row i with row i + D/2; llama.cpp's files interleave the two halves,
+    so that a pair lies in neighbouring rows.
     """
     half = data.shape[0] // num_heads // 2
     heads = data.reshape(num_heads, half, 2, *data.shape[1:])

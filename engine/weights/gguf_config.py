@@ -18,7 +18,7 @@ DTYPE_NAMES = {"F32": "float32", "F16": "float16"}
 
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
-    """The config of a GGUF model as config.json would say it. UnsupportedError names an architecture that is not served."""
+    """The config of a GGUF model as config.json would say it; UnsupportedError when its architecture is not served."""
     if file.architecture not in ARCHITECTURES:
         raise UnsupportedError(
             f"{file.path.name} has GGUF architecture {file.architecture!r}; served are {', '.join(ARCHITECTURES)}"
@@ -82,7 +82,10 @@ def _attention_extras(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
     extras: dict[str, Any] = {}
     window = file.value(f"{file.architecture}.attention.sliding_window")
     if file.architecture == "llama":
-        extras |= {"attention_bias": "blk.0.attn_output.bias" in file.tensors, "mlp_bias": "blk.0.ffn_up.bias" in file.tensors}
+        extras |= {
+            "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+            "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+        }
         if window:
             extras |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": int(window)}
     elif window:

@@ -15,8 +15,8 @@ from ...errors import CheckpointError, UnsupportedError
 class _Reader(GGUFReader):
     """Reads through a plain view of the mapped file: slicing numpy's memmap class costs three times as much."""
 
-    @property
-    def data(self) -> np.ndarray:  # type: ignore[override]
+    @property  # type: ignore[override]
+    def data(self) -> np.ndarray:
         return self._data
 
     @data.setter
@@ -45,6 +45,7 @@ class GgufFile:
             self._cache[key] = self._fields[key].contents()
         return self._cache[key]
 
+    @property
     def keys(self) -> list[str]:
         """Every metadata key, in the file's order."""
         return list(self._fields)
@@ -79,7 +80,7 @@ class GgufFile:
 
 
 def _joined_rows(data: np.ndarray) -> np.ndarray:
-    """Eight rows as one where possible: the package works through 16 rows at a time, too few for numpy to be fast."""
+    """Eight rows as one where possible: the package takes 16 at a time, too few for numpy to be fast."""
     return data.reshape(data.shape[0] // 8, -1) if data.ndim == 2 and data.shape[0] % 8 == 0 else data
 
 

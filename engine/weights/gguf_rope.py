@@ -17,7 +17,10 @@ FACTORS_TENSOR = "rope_freqs.weight"
 def rope_parameters(file: GgufFile, head_size: int) -> dict[str, Any]:
     """``rope_parameters``: theta, type and the type's own options."""
     prefix = f"{file.architecture}.rope"
-    parameters: dict[str, Any] = {"rope_theta": float(file.value(f"{prefix}.freq_base", 10000.0)), "rope_type": "default"}
+    parameters: dict[str, Any] = {
+        "rope_theta": float(file.value(f"{prefix}.freq_base", 10000.0)),
+        "rope_type": "default",
+    }
     rotary = int(file.value(f"{prefix}.dimension_count", head_size))
     if rotary != head_size:
         parameters["partial_rotary_factor"] = rotary / head_size
@@ -52,6 +55,10 @@ def _llama3(file: GgufFile, theta: float, rotary: int) -> dict[str, Any]:
 
 def _llama3_divisors(theta: float, rotary: int, factor: float) -> np.ndarray:
     wavelength = 2 * np.pi * theta ** (np.arange(0, rotary, 2) / rotary)
-    low, high, original = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"], LLAMA3["original_max_position_embeddings"]
+    low, high, original = (
+        LLAMA3["low_freq_factor"],
+        LLAMA3["high_freq_factor"],
+        LLAMA3["original_max_position_embeddings"],
+    )
     smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
     return 1.0 / ((1.0 - smooth) / factor + smooth)

@@ -47,8 +47,8 @@ class Loader:
     def linear(self, out_features: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
         """One layer of the named modules stacked along N; ``out_features`` gives N of each.
 
-        ``bias`` says that the model has biases. A stored bias is used in any case, an absent one of a quantized module is
-        zero.
+        ``bias`` says that the model has biases. A stored bias is used in any case, an absent one of a quantized module
+        is zero.
         """
         weights, biases = [], []
         for module, rows in out_features.items():
@@ -73,7 +73,9 @@ class Loader:
         Quantizers often leave an identical copy; transformers, too, unties the two when they differ.
         """
         if self._stored_head_differs(module, embedding):
-            logger.warning("the config ties %s to the embedding, but the checkpoint has another one: that is used", module)
+            logger.warning(
+                "the config ties %s to the embedding, but the checkpoint has another one: that is used", module
+            )
             vocab_size, size = embedding.weight.shape
             return self.linear({module: vocab_size}, size, bias=False)
         return Linear([prepare_part(DenseWeight(embedding.weight), None, self.dtype, self.kernels)])
@@ -148,4 +150,4 @@ def _stack_biases(biases: list[Tensor | None], weights: list[CanonicalWeight]) -
 def _to_device(weight: CanonicalWeight, device: torch.device) -> CanonicalWeight:
     values = {field.name: getattr(weight, field.name) for field in dataclasses.fields(weight)}
     moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
-    return dataclasses.replace(weight, **moved)
+    return dataclasses.replace(weight, **moved)  # type: ignore[arg-type]

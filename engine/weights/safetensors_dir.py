@@ -66,7 +66,9 @@ def _read_entries(path: Path) -> dict[str, TensorEntry]:
     for file in _weight_files(path):
         for name, entry in read_header(file).items():
             if name in entries:
-                raise CheckpointError(f"tensor {name} is in both {entries[name].file} and {file}; remove the stale file")
+                raise CheckpointError(
+                    f"tensor {name} is in both {entries[name].file} and {file}; remove the stale file"
+                )
             entries[name] = entry
     if not (path / SINGLE_FILE).is_file() and (path / INDEX_FILE).is_file():
         _check_index(path, entries)
@@ -79,7 +81,9 @@ def _weight_files(path: Path) -> list[Path]:
     index = path / INDEX_FILE
     if single.is_file():
         if index.is_file() and any(name != SINGLE_FILE for name in _weight_map(index).values()):
-            logger.warning("%s lists other files, but %s is complete in itself; the index is ignored", index, SINGLE_FILE)
+            logger.warning(
+                "%s lists other files, but %s is complete in itself; the index is ignored", index, SINGLE_FILE
+            )
         return [single]
     if index.is_file():
         return _indexed_files(path, _weight_map(index))

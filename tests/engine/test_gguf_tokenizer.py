@@ -9,7 +9,6 @@ from chain_model import byte_alphabet
 from gguf_files import write_vocabulary
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizer_zoo import sample_texts
-
 from twofold.engine.gguf_tokenizer import SPLITS
 from twofold.engine.sources import ModelFiles
 from twofold.engine.tokenizer import Tokenizer, load_tokenizer

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from plain_bpe import PlainBpe
 from smollm2 import smollm2_files
-
 from twofold.engine.sources import ModelFiles
 from twofold.engine.tokenizer import Tokenizer, load_tokenizer
 

@@ -28,7 +28,7 @@ NAMES = {
 
 
 def permute(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """llama.cpp's row order for q and k of the llama architecture: row i of the first half next to row i of the second."""
+    """llama.cpp's row order for q and k of the llama architecture: row i of one half next to row i of the other."""
     rows = []
     size = weight.shape[0] // num_heads
     for head in range(num_heads):
@@ -95,7 +95,7 @@ def add_byte_vocabulary(writer: GGUFWriter, size: int) -> None:
     """GPT-2 style: the bytes in the alphabet's own order, a merge, then padding tokens."""
     from chain_model import byte_alphabet
 
-    tokens = list(byte_alphabet().values()) + ["<|end|>", "th"]
+    tokens = [*byte_alphabet().values(), "<|end|>", "th"]
     tokens += [f"<pad{i}>" for i in range(size - len(tokens))]
     types = [1] * 256 + [3, 1] + [3] * (size - 258)
     add_metadata(

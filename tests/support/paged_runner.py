@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 
 import torch
-
 from twofold.engine.config import EngineConfig
 from twofold.engine.models import Model, load_model
 from twofold.engine.sources import resolve_model

@@ -1,10 +1,11 @@
-"""Byte-level BPE from its definition, in plain Python: split, spell bytes, merge the best-ranked pair until none is left.
+"""Byte-level BPE from its definition, in plain Python: split, spell bytes, merge the best-ranked pair until none is.
 
 Reads a GGUF file's vocabulary with the gguf package itself. Slow and independent of the ``tokenizers`` library.
 """
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import regex
@@ -38,7 +39,7 @@ class PlainBpe:
     def _merge(self, word: str) -> list[str]:
         parts = [self.alphabet[byte] for byte in word.encode()]
         while len(parts) > 1:
-            ranked = [(self.ranks.get(pair, 1 << 30), at) for at, pair in enumerate(zip(parts, parts[1:], strict=False))]
+            ranked = [(self.ranks.get(pair, 1 << 30), at) for at, pair in enumerate(itertools.pairwise(parts))]
             rank, at = min(ranked)
             if rank == 1 << 30:
                 break

@@ -8,7 +8,6 @@ import os
 import pytest
 import torch
 import transformers
-
 from twofold.engine.sources import ModelFiles, resolve_model
 from twofold.errors import ModelNotFoundError
 

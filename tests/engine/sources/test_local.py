@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from twofold.engine.sources import resolve_model
 from twofold.errors import ModelNotFoundError
 

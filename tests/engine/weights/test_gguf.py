@@ -13,7 +13,6 @@ from gguf_files import permute, write_gguf
 from paged_runner import load, logits_of
 from safetensors.torch import load_file
 from tiny_models import judge, judge_logits
-
 from twofold.engine.model_config import load_model_config, raw_config
 from twofold.engine.sources import ModelFiles
 from twofold.engine.weights import open_checkpoint
@@ -33,7 +32,9 @@ def files_of(path: Path) -> ModelFiles:
     ("family", "arch"),
     [("llama", "llama"), ("llama-tied", "llama"), ("llama-bias", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3")],
 )
-def test_logits_match_transformers_on_the_original(tiny_model: TinyModel, tmp_path: Path, family: str, arch: str) -> None:
+def test_logits_match_transformers_on_the_original(
+    tiny_model: TinyModel, tmp_path: Path, family: str, arch: str
+) -> None:
     directory = tiny_model(family)
     path = write_gguf(directory, tmp_path / "model.gguf", arch)
     expected = judge_logits(judge(directory), TOKENS)
@@ -53,7 +54,11 @@ def test_sliding_window_of_a_llama_file_is_mistrals(tiny_model: TinyModel, tmp_p
         ("llama-linear", {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}),
         (
             "llama-yarn",
-            {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 128},
+            {
+                "rope__scaling__type": "yarn",
+                "rope__scaling__factor": 4.0,
+                "rope__scaling__original_context_length": 128,
+            },
         ),
     ],
 )
@@ -80,7 +85,9 @@ def test_quantized_tensors_are_what_the_gguf_package_says(
     tiny_model: TinyModel, tmp_path: Path, quantization: str
 ) -> None:
     directory = tiny_model("qwen2")
-    checkpoint = open_checkpoint(files_of(write_gguf(directory, tmp_path / "m.gguf", "qwen2", quantization=quantization)))
+    checkpoint = open_checkpoint(
+        files_of(write_gguf(directory, tmp_path / "m.gguf", "qwen2", quantization=quantization))
+    )
     original = load_file(directory / "model.safetensors")
     assert checkpoint.names == set(original)
     kind = GGMLQuantizationType[quantization]

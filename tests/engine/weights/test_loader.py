@@ -12,7 +12,6 @@ import pytest
 import torch
 from paged_runner import load, logits_of
 from safetensors.torch import load_file, save_file
-
 from twofold.errors import CheckpointError
 
 TOKENS = [5, 80, 255, 7, 7, 31]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-
 from twofold.engine.sources import ModelFiles
 from twofold.engine.weights import open_checkpoint
 from twofold.engine.weights.checkpoint import Checkpoint

@@ -1,7 +1,7 @@
 """Writes a checkpoint of safetensors files tensor by tensor, in any order, without holding it in memory.
 
-All shapes are known before the first tensor is made, so the headers go first and each tensor has its place. The layout
-(widest elements first, then by name) is the one the safetensors library writes, and keeps every tensor aligned.
+All shapes are known before the first tensor is made, so the headers go first and each tensor has its place. Widest
+elements come first, as in the safetensors library's own files, which keeps every tensor aligned.
 """
 
 from __future__ import annotations

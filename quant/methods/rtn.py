@@ -1,7 +1,7 @@
 """Round to nearest, with the scale of each group chosen for the least squared error.
 
 A group's largest value need not be representable: clipping it gives the others a finer grid. For each group the range
-is shrunk step by step, the codes are rounded, and the scale with the least error wins; least-squares steps then fit that
+is shrunk step by step, the codes are rounded, and the scale of least error wins; least-squares steps then fit that
 scale to the codes that it produced. No data is needed.
 """
 
@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from ..canonical import PackedWeight
 from ..packing import pack
-from ..threads import single_threaded_pool
 from ..scheme import WeightOnly
+from ..threads import single_threaded_pool
 
 # Smallest fraction of a group's range that is tried, by bits: the fewer levels, the more clipping pays.
 SMALLEST_RANGE = {2: 0.4, 3: 0.55, 4: 0.7, 8: 0.975}

@@ -1,0 +1,64 @@
+"""The cache of quantized models: made once, found again by content, shared by processes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from twofold.errors import ConfigError
+from twofold.quant import ensure, ensure_quantized
+
+TinyModel = Callable[..., Path]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """A fresh cache, and a list that grows with each real run of the quantizer."""
+    monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / "cache"))
+    made: list[str] = []
+    original = ensure.quantize_model
+
+    def counted(*args: object, **options: object) -> object:
+        made.append(str(args[1]))
+        return original(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ensure, "quantize_model", counted)
+    return made
+
+
+def test_made_once_per_spec(tiny_model: TinyModel, tmp_path: Path, runs: list[str]) -> None:
+    model = str(tiny_model("llama"))
+    first = ensure_quantized(model, "rtn:4:32")
+    assert ensure_quantized(model, "rtn:4:32") == first
+    assert first.parent == tmp_path / "cache" / "quantized"
+    other = ensure_quantized(model, "rtn:8:32")
+    assert other != first and runs == ["rtn:4:32", "rtn:8:32"]
+
+
+def test_the_key_is_the_content_not_the_place(tiny_model: TinyModel, tmp_path: Path, runs: list[str]) -> None:
+    first, second = tmp_path / "a" / "model", tmp_path / "b" / "model"
+    for folder in (first, second):
+        shutil.copytree(tiny_model("llama"), folder)
+    assert ensure_quantized(str(first), "rtn:4:32") == ensure_quantized(str(second), "rtn:4:32")
+    tensors = load_file(second / "model.safetensors")
+    tensors["model.norm.weight"][0] += 1
+    save_file(tensors, second / "model.safetensors")
+    assert ensure_quantized(str(first), "rtn:4:32") != ensure_quantized(str(second), "rtn:4:32")
+    assert len(runs) == 2
+
+
+def test_two_at_once_make_one(tiny_model: TinyModel, runs: list[str]) -> None:
+    model = str(tiny_model("llama"))
+    with ThreadPoolExecutor(2) as pool:
+        folders = list(pool.map(lambda _: ensure_quantized(model, "rtn:4:32"), range(2)))
+    assert folders[0] == folders[1] and len(runs) == 1
+
+
+def test_a_wrong_spec_touches_nothing(tiny_model: TinyModel, tmp_path: Path, runs: list[str]) -> None:
+    with pytest.raises(ConfigError, match="'awk'"):
+        ensure_quantized(str(tiny_model("llama")), "awk:4:32")
+    assert not (tmp_path / "cache").exists()

@@ -1,0 +1,36 @@
+"""The one-word form of a quantization."""
+
+from __future__ import annotations
+
+import pytest
+from twofold.errors import ConfigError
+from twofold.quant import QuantizeSpec, parse_quantize_spec
+
+
+@pytest.mark.parametrize("text", ["rtn:4:32", "rtn:8:-1", "rtn:3:64:sym"])
+def test_round_trip(text: str) -> None:
+    assert str(parse_quantize_spec(text)) == text
+
+
+def test_fields() -> None:
+    assert parse_quantize_spec(" RTN:4:128:asym ") == QuantizeSpec(
+        method="rtn", bits=4, group_size=128, symmetric=False
+    )
+    assert str(parse_quantize_spec("rtn:4:-1:sym").scheme) == "w4 channel sym"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rtn", "METHOD:BITS:GROUP"),
+        ("rtn:4:32:sym:x", "METHOD:BITS:GROUP"),
+        ("awk:4:32", "'awk' is not one of rtn"),
+        ("rtn:5:32", "bits 5 is not one of 2, 3, 4, 8"),
+        ("rtn:four:32", "'four' is not a number"),
+        ("rtn:4:33", "group size 33 is not one of -1, 16, 32"),
+        ("rtn:4:32:odd", "'odd' is not one of asym, sym"),
+    ],
+)
+def test_wrong_parts_are_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_quantize_spec(text)

@@ -92,7 +92,7 @@ _TOO_WIDE = Refused("heads of more than 128 spill: a lane of this architecture h
 # (phase, head class, bytes per element of the query) -> family -> row
 ATTENTION: dict[tuple[str, int, int], dict[str, AttentionLaunch | Refused]] = {
     ("decode", 64, 2): {
-        DEFAULT: AttentionLaunch(16, 64, 4, 3),
+        DEFAULT: AttentionLaunch(16, 32, 4, 3),
         "cdna2": AttentionLaunch(16, 64, 2, 2),
         "cdna3": AttentionLaunch(16, 64, 2, 2),
         "cdna4": AttentionLaunch(16, 64, 2, 2),
@@ -114,16 +114,31 @@ ATTENTION: dict[tuple[str, int, int], dict[str, AttentionLaunch | Refused]] = {
     },
     ("prefill", 64, 2): {
         DEFAULT: AttentionLaunch(64, 64, 4, 2),
+        "ampere": AttentionLaunch(128, 64, 8, 3),
+        "hopper": AttentionLaunch(128, 64, 8, 3),
+        "blackwell": AttentionLaunch(128, 64, 4, 3),
+        "cdna2": AttentionLaunch(128, 64, 4, 1),
+        "cdna3": AttentionLaunch(128, 64, 4, 1),
+        "cdna4": AttentionLaunch(128, 64, 4, 1),
         "rdna3": AttentionLaunch(64, 32, 4, 1),
         "rdna4": AttentionLaunch(64, 32, 4, 1),
     },
     ("prefill", 128, 2): {
         DEFAULT: AttentionLaunch(64, 32, 4, 2),
+        "ampere": AttentionLaunch(128, 32, 8, 2),
+        "hopper": AttentionLaunch(128, 64, 8, 3),
+        "blackwell": AttentionLaunch(128, 64, 8, 3),
+        "cdna2": AttentionLaunch(128, 32, 4, 1),
+        "cdna3": AttentionLaunch(128, 32, 4, 1),
+        "cdna4": AttentionLaunch(128, 64, 4, 1),
         "rdna3": AttentionLaunch(64, 16, 8, 1),
         "rdna4": AttentionLaunch(64, 32, 8, 1),
     },
     ("prefill", 256, 2): {
         DEFAULT: AttentionLaunch(64, 32, 8, 2),
+        "cdna2": AttentionLaunch(64, 32, 4, 1),
+        "cdna3": AttentionLaunch(64, 32, 4, 1),
+        "cdna4": AttentionLaunch(64, 32, 4, 1),
         "rdna3": _TOO_WIDE,
         "rdna4": AttentionLaunch(64, 16, 8, 1),
     },
@@ -151,9 +166,30 @@ def attention_launch(arch: str, phase: str, head_size: int, element_size: int) -
 
 # (row class, bytes per element of the activations) -> family -> row
 LINEAR: dict[tuple[str, int], dict[str, LinearLaunch | Refused]] = {
-    ("few", 2): {DEFAULT: LinearLaunch(16, 64, 128, 4, 3)},
-    ("some", 2): {DEFAULT: LinearLaunch(64, 64, 64, 4, 3)},
-    ("many", 2): {DEFAULT: LinearLaunch(128, 64, 64, 8, 3)},
+    ("few", 2): {
+        DEFAULT: LinearLaunch(16, 32, 128, 4, 3),
+        "cdna2": LinearLaunch(16, 32, 128, 4, 2),
+        "cdna3": LinearLaunch(16, 32, 128, 4, 2),
+        "cdna4": LinearLaunch(16, 32, 128, 4, 2),
+        "rdna3": LinearLaunch(16, 32, 64, 4, 2),
+        "rdna4": LinearLaunch(16, 32, 64, 4, 2),
+    },
+    ("some", 2): {
+        DEFAULT: LinearLaunch(64, 64, 64, 4, 3),
+        "cdna2": LinearLaunch(64, 64, 64, 4, 2),
+        "cdna3": LinearLaunch(64, 64, 64, 4, 2),
+        "cdna4": LinearLaunch(64, 64, 64, 4, 2),
+        "rdna3": LinearLaunch(64, 32, 32, 4, 1),
+        "rdna4": LinearLaunch(64, 32, 32, 4, 1),
+    },
+    ("many", 2): {
+        DEFAULT: LinearLaunch(128, 64, 64, 8, 3),
+        "cdna2": LinearLaunch(128, 64, 64, 8, 2),
+        "cdna3": LinearLaunch(128, 64, 64, 8, 2),
+        "cdna4": LinearLaunch(128, 64, 64, 8, 2),
+        "rdna3": LinearLaunch(64, 64, 32, 8, 1),
+        "rdna4": LinearLaunch(64, 64, 32, 8, 1),
+    },
     ("few", 4): {DEFAULT: LinearLaunch(16, 32, 64, 4, 1)},
     ("some", 4): {DEFAULT: LinearLaunch(32, 32, 32, 4, 1)},
     ("many", 4): {DEFAULT: LinearLaunch(32, 32, 32, 4, 1)},

@@ -58,8 +58,8 @@ INLINE void dense_tile(const int rows, const float *x, ptrdiff_t stride, const f
                        const float *ahead, ptrdiff_t step, accumulators sum) {
     for (ptrdiff_t k = 0; k < depth; k++, w += PANEL, ahead += step) {
         vf column[PANEL_VECS];
-        __builtin_prefetch(ahead);
-        if (PANEL > 16) __builtin_prefetch(ahead + 16);
+        __builtin_prefetch(ahead, 0, 2);
+        if (PANEL > 16) __builtin_prefetch(ahead + 16, 0, 2);
         UNROLL_VECS column[v] = load(w + v * LANES);
         UNROLL_ROWS {
             vf value = splat(x[r * stride + k]);

@@ -25,7 +25,8 @@ elif ! "$python" -c 'import pytest' 2>/dev/null; then
     echo "pytest is not installed: the gpu tests were not run"
     status=1
 else
-    timeout 240 "$python" -m pytest --rootdir "$root" -c "$root/pyproject.toml" -p no:cacheprovider -m gpu -q "${files[@]}"
+    timeout 240 "$python" -m pytest -c "$root/pyproject.toml" --rootdir "$root" -o addopts=--import-mode=importlib \
+        --confcutdir "$root/tests" -p no:cacheprovider -m gpu -q "${files[@]}"
     status=$?
 fi
 

@@ -28,8 +28,8 @@ class RotaryEmbedding:
     Dynamic NTK scaling depends on the sequence's length. As in transformers, the tokens of one forward pass are rotated
     by the frequencies of the length that their sequence has after that pass, and cached keys keep the rotation that
     they were written with; unlike there, each request goes by its own length and not by the longest of the batch. Up
-    to ``max_position_embeddings`` nothing depends on the length. Beyond it, a prompt that is computed in several chunks or
-    that reuses cached blocks of a prompt of another length is rotated by the length at each of these moments.
+    to ``max_position_embeddings`` nothing depends on the length. Beyond it, a prompt that is computed in several chunks
+    or that reuses cached blocks of a prompt of another length is rotated by the length at each of these moments.
     """
 
     def __init__(

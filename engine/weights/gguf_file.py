@@ -72,7 +72,7 @@ class GgufFile:
             data = dequantize(_joined_rows(tensor.data), tensor.tensor_type)
         except NotImplementedError:
             raise UnsupportedError(
-                f"tensor {name} in {self.path} has type {tensor.tensor_type.name}, which the gguf package cannot dequantize"
+                f"tensor {name} in {self.path} has type {tensor.tensor_type.name}, which gguf cannot dequantize"
             ) from None
         # Unquantized tensors come as views of the read-only file.
         owned = data if data.dtype == np.float32 and data.flags.writeable else np.array(data, dtype=np.float32)

@@ -7,9 +7,10 @@ import random
 import pytest
 import torch
 from paged_runner import greedy_together, load, logits_of
-from smollm2 import smollm2_files, smollm2_judge
+from smollm2 import smollm2_files, smollm2_judge, transformers_own_reading
 from twofold.engine.models import Model
 from twofold.engine.tokenizer import load_tokenizer
+from twofold.engine.weights import open_checkpoint
 
 TEXT = (
     "The lighthouse keeper wrote in his log on 14 March 1893 that the fog had not lifted for 9 days. Ships passed "
@@ -17,7 +18,7 @@ TEXT = (
     "It is Paris, of course, on the Seine, where 2 102 650 people live. "
     "Il pleut sur la ville, 你好, and so the story begins again.\n"
 )
-NUM_TOKENS = 8
+NUM_TOKENS = 6
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def model() -> Model:
 def prompts() -> list[list[int]]:
     ids = load_tokenizer(smollm2_files()).encode(TEXT * 3)
     rng = random.Random(0)
-    lengths = [1, 2, 15, 16, 17, 64, 150, *(rng.randint(3, 60) for _ in range(25))]
+    lengths = [1, 2, 15, 16, 17, 40, 100, *(rng.randint(3, 24) for _ in range(25))]
     return [ids[start : start + length] for length in lengths for start in [rng.randrange(len(ids) - length)]]
 
 
@@ -41,10 +42,19 @@ def test_logits_match_transformers(model: Model, prompts: list[list[int]]) -> No
 
 
 def test_greedy_tokens_match_transformers_in_a_mixed_batch(model: Model, prompts: list[list[int]]) -> None:
-    together = greedy_together(model, prompts, NUM_TOKENS, budget=128)
+    together = greedy_together(model, prompts, NUM_TOKENS, budget=64)
     judge = smollm2_judge()
     for prompt, tokens in zip(prompts, together, strict=True):
         # Each token is the judge's best after all before it, so the whole continuation is the judge's own.
         with torch.inference_mode():
             logits = judge(torch.tensor([prompt + tokens[:-1]]), logits_to_keep=NUM_TOKENS).logits[0]
         assert logits.argmax(-1).tolist() == tokens
+
+
+@pytest.mark.slow
+def test_weights_are_those_that_transformers_reads() -> None:
+    theirs = transformers_own_reading().state_dict()
+    checkpoint = open_checkpoint(smollm2_files())
+    assert set(theirs) - {"lm_head.weight"} == checkpoint.names
+    for name in checkpoint.names:
+        assert torch.equal(checkpoint.get(name), theirs[name]), name

@@ -64,6 +64,7 @@ def paged_attention(
 
 def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
     """``reference.write_kv`` for float32."""
+    assert key_cache.dtype is value_cache.dtype is torch.float32, "the C kernel writes float32 caches"
     key, value = (part if part.stride(2) == 1 else part.contiguous() for part in (key, value))
     sizes = (ctypes.c_ssize_t * 16)(
         *key.shape,

@@ -89,12 +89,13 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
 
 def _announce(url: str, model: str, *, keyed: bool) -> None:
     """Print where the server is, and two lines that work when pasted into a shell."""
-    messages = [{"role": "user", "content": "What is a cat?"}]
-    body = shlex.quote(json.dumps({"model": model, "messages": messages}))
+    # JSON's texts and lists are Python's too, and their double quotes live well inside the shell's single ones.
+    name, messages = json.dumps(model), json.dumps([{"role": "user", "content": "What is a cat?"}])
     header = " -H 'Authorization: Bearer YOUR_KEY'" if keyed else ""
-    client = f"OpenAI(base_url={url + '/v1'!r}, api_key={'YOUR_KEY' if keyed else 'none'!r})"
-    call = f"{client}.chat.completions.create(model={model!r}, messages={messages!r})"
-    code = shlex.quote(f"from openai import OpenAI; print({call}.choices[0].message.content)")
+    client = f'OpenAI(base_url="{url}/v1", api_key="{"YOUR_KEY" if keyed else "none"}")'
+    call = f"{client}.chat.completions.create(model={name}, messages={messages})"
+    code = f"from openai import OpenAI; print({call}.choices[0].message.content)"
+    body = shlex.quote(f'{{"model": {name}, "messages": {messages}}}')
     print(f"\nTwofold serves {model} at {url}/v1\n")
     print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} -d {body}\n")
-    print(f"  python -c {code}\n", flush=True)
+    print(f"  python -c {shlex.quote(code)}\n", flush=True)

@@ -23,8 +23,9 @@ from .state import ServerState
 
 logger = get_logger(__name__)
 
-# How often the end of the last request, or the engine's death, is looked for.
-_POLL_SECONDS = 0.05
+# How often the end of the last request is looked for while draining, and the engine's death while serving.
+_IDLE_POLL = 0.05
+_DEATH_POLL = 0.25
 # How long clients get to read the last event of a request that was ended for them.
 _FLUSH_SECONDS = 2.0
 _BACKLOG = 2048
@@ -123,7 +124,7 @@ class _Server:
     async def _until_stopped(self, client: AsyncEngineClient) -> None:
         while not self._stop.is_set() and not client.errored:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), _POLL_SECONDS)
+                await asyncio.wait_for(self._stop.wait(), _DEATH_POLL)
 
     async def _drain(self) -> None:
         """Let running requests finish within the grace time, then end the rest with an error that says so."""
@@ -143,7 +144,7 @@ class _Server:
         while self._state.num_open:
             if loop.time() >= deadline:
                 return False
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(_IDLE_POLL)
         return True
 
     def _on_signal(self, number: int) -> None:

@@ -24,6 +24,8 @@ from .sampling_params import SamplingParams
 from .sources.model_files import ModelFiles
 from .token_bytes import TokenBytes
 
+# The library holds Python's lock in ``encode`` but not in ``encode_batch``: a long text must not stop other threads.
+_LONG_TEXT = 2000
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 # Everything that a tokenizer may consist of in a model folder.
 FILES = (
@@ -76,6 +78,8 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; with the special tokens (BOS ...) that the tokenizer adds by itself, or without."""
+        if len(text) > _LONG_TEXT:
+            return self._pipeline.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return self._pipeline.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

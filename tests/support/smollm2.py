@@ -10,6 +10,7 @@ import torch
 import transformers
 from gguf import GGUFReader, dequantize
 from gguf_files import gguf_name, permute
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from twofold.engine.sources import ModelFiles, resolve_model
 from twofold.errors import ModelNotFoundError
 
@@ -48,7 +49,11 @@ def smollm2_judge() -> transformers.PreTrainedModel:
         rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
         tie_word_embeddings=True,
     )
-    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.device("meta"):  # random weights that are overwritten anyway would take most of the time
+        model = transformers.LlamaForCausalLM(config).eval()
+    model = model.to_empty(device="cpu")
+    model.tie_weights()
+    model.model.rotary_emb = LlamaRotaryEmbedding(config)
     stored = {tensor.name: tensor for tensor in reader.tensors}
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -72,8 +72,8 @@ class Generation:
         """One prompt's deltas, with its measurements."""
         request = self._requests[prompt]
         base = prompt * self._num_samples
-        timer = self._metrics.timer(request, self._arrival)
         stream = self._client.submit(request)
+        timer = self._metrics.timer(request, self._arrival)
         try:
             async for delta in _prompt_first(stream) if request.params.prompt_logprobs is not None else stream:
                 timer.observe(delta)

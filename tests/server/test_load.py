@@ -257,3 +257,25 @@ def test_slow_reader_holds_up_nobody(counting: RunningServer) -> None:
     assert counting.state.num_open == 1, "the answer cannot have been sent"
     connection.close()
     counting.wait_idle()
+
+
+def test_b090_a_real_tokenizer_works_beside_the_loop(tiny: RunningServer) -> None:
+    """Tokenizing a long text leaves Python's lock to other threads, so that the loop goes on."""
+    tokenizer = tiny.client.tokenizer
+    gaps = []
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.is_set():
+            last = time.perf_counter()
+            time.sleep(0.001)
+            gaps.append(time.perf_counter() - last)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    began = time.perf_counter()
+    tokenizer.encode("word " * 100_000)
+    spent = time.perf_counter() - began
+    done.set()
+    thread.join()
+    assert max(gaps) < max(0.2, 0.6 * spent), "tokenizing holds Python's lock"

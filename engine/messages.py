@@ -44,8 +44,8 @@ class TokenLogprobs:
 class TokenOutput:
     """New tokens of one sample after one step.
 
-    ``logprobs`` has one entry per token when asked for. ``prompt_logprobs`` comes once, with the sample 0's first output:
-    one entry per prompt token, the first of them None. ``finish_reason`` is None while running, else ``stop``,
+    ``logprobs`` has one entry per token when asked for. ``prompt_logprobs`` comes once, with the sample 0's first
+    output: one entry per prompt token, the first of them None. ``finish_reason`` is None while running, else ``stop``,
     ``length``, ``abort`` or ``error``; ``stop_token`` is the id that ended it. ``num_cached_tokens`` counts the prompt
     tokens that came from the prefix cache.
     """

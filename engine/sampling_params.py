@@ -16,9 +16,9 @@ class SamplingParams:
     """Options of one request. Filters apply in the order temperature, top_k, top_p, min_p.
 
     ``max_tokens``           generated tokens at most; None: as many as the context allows.
-    ``min_tokens``           until then nothing ends the output: end-of-text and stop ids are suppressed, stop strings wait.
+    ``min_tokens``           until then nothing ends the output: end-of-text and stop ids are banned, stop strings wait.
     ``temperature``          0 is greedy; values under 1e-5 count as 0.
-    ``top_k``                0 or -1: no limit. ``top_p`` in (0, 1]. ``min_p`` in [0, 1]: fraction of the best probability.
+    ``top_k``                0 or -1: no limit. ``top_p`` in (0, 1]. ``min_p`` in [0, 1]: share of the best probability.
     ``repetition_penalty``   > 0, over prompt and output; presence and frequency penalties in [-2, 2], over the output.
     ``logit_bias``           token id -> value in [-100, 100]; 100 forces, -100 bans.
     ``seed``                 0 .. 2**63-1; None: drawn by the engine at admission.
@@ -128,5 +128,6 @@ class SamplingParams:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not number or not -100.0 <= value <= 100.0:
                 raise RequestError(
-                    f"logit_bias gives token {token} the value {value!r}; values lie from -100 to 100", param="logit_bias"
+                    f"logit_bias gives token {token} the value {value!r}; values lie from -100 to 100",
+                    param="logit_bias",
                 )

@@ -19,8 +19,8 @@ logger = get_logger(__name__)
 _DEVICE_FILES = {"rocm": Path("/dev/kfd"), "cuda": Path("/dev/nvidiactl")}
 _VENDORS = {"rocm": "AMD", "cuda": "NVIDIA"}
 _WHEELS = {
-    "rocm": "install torch's ROCm build (pip install torch --index-url https://download.pytorch.org/whl/rocm6.4)",
-    "cuda": "install torch's CUDA build (pip install torch --index-url https://download.pytorch.org/whl/cu126)",
+    "rocm": "install torch's ROCm build in place of this one, as PyTorch's install page shows",
+    "cuda": "install torch's CUDA build in place of this one, as PyTorch's install page shows",
 }
 
 

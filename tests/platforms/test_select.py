@@ -92,7 +92,7 @@ def test_b104_the_wrong_torch_beside_an_amd_device(machine, caplog, build):
     with caplog.at_level(logging.WARNING, "twofold"):
         assert select.select_platform("auto").spec.vendor == "cpu"
     [warning] = [record.getMessage() for record in caplog.records]
-    assert "AMD" in warning and "ROCm build" in warning and "download.pytorch.org/whl/rocm" in warning
+    assert "AMD" in warning and "ROCm build" in warning and "install" in warning
     with pytest.raises(UnsupportedError) as error:
         select.select_platform("rocm")
     assert warning.split(": ", 1)[1] in str(error.value)

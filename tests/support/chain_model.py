@@ -1,12 +1,13 @@
 """A checkpoint whose greedy output is a script: the chain model.
 
-One Llama layer whose output projections are zero, an identity embedding (hidden size = vocabulary), norms of one and a head
-with ``lm_head[f(t), t] = 4``: the next token is f(current token), by arithmetic and with no hook in the engine. A script
-may hold any tokens as long as no token is left by two different edges.
+One Llama layer whose output projections are zero, an identity embedding (hidden size = vocabulary), norms of one and a
+head with ``lm_head[f(t), t] = 4``: the next token is f(current token), by arithmetic and with no hook in the engine. A
+script may hold any tokens as long as no token is left by two different edges.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,7 +82,8 @@ def build_chain_model(
     A token outside all scripts leads to EOS, and so does the end of a script unless its last token leaves by an edge of
     another one (a script may end with its own first token and so run for ever).
     """
-    pieces = [t.encode() if isinstance(t, str) else t for script in scripts for t in script if t not in (EOS, *specials)]
+    plain = [token for script in scripts for token in script if token not in (EOS, *specials)]
+    pieces = [token.encode() if isinstance(token, str) else token for token in plain]
     tokenizer = ChainTokenizer(pieces, specials)
     size = tokenizer.size + vocab_padding
     size += size % 2  # transformers wants a hidden size that its two heads divide
@@ -89,7 +91,7 @@ def build_chain_model(
     edges: dict[int, int] = {}
     for script in scripts:
         ids = [tokenizer.id(token) for token in script]
-        for current, following in zip(ids, ids[1:], strict=False):
+        for current, following in itertools.pairwise(ids):
             assert edges.setdefault(current, following) == following, f"token {current} is left by two edges"
     follow.update(edges)
     directory.mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def build_tiny_model(directory: Path, family: str = "llama", *, seed: int = 0, **overrides: Any) -> Path:
-    """Write a seeded random model of ``family`` with a byte-level tokenizer (ids 0..255 bytes, 256 EOS); returns the folder."""
+    """Write a seeded random model of ``family`` with a byte-level tokenizer (ids 0..255 bytes, 256 EOS)."""
     config_class, options = FAMILIES[family]
     config = getattr(transformers, config_class)(**{**BASE, **options, **overrides})
     torch.manual_seed(seed)

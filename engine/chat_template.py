@@ -22,15 +22,12 @@ class ChatTemplate:
     """One model's templates by name: ``default``, and ``tool_use`` where tools are given.
 
     ``source`` names where they come from, for errors. Templates see the ``special_tokens`` (``bos_token`` ...).
-    A template with a syntax error raises ConfigError here and not at the first request.
     """
 
-    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str], source: str) -> None:
+    def __init__(self, templates: Mapping[str, str], source: str, special_tokens: Mapping[str, str]) -> None:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
         self._source = source
-        for name, template in self._templates.items():
-            self._check_syntax(name, template)
         default = self._templates.get("default", next(iter(self._templates.values()), ""))
         self._accepts_text = self._shows(default, PROBE)
         self.accepts_parts = self._shows(default, [{"type": "text", "text": PROBE}])
@@ -38,6 +35,16 @@ class ChatTemplate:
     @property
     def is_defined(self) -> bool:
         return bool(self._templates)
+
+    def check_syntax(self) -> None:
+        """Raise ConfigError now for a template that could only fail at the first request."""
+        for template in self._templates.values():
+            try:
+                self._render(template, [{"role": "user", "content": PROBE}], add_generation_prompt=True)
+            except jinja2.TemplateSyntaxError as error:
+                raise ConfigError(self._syntax_message(error)) from None
+            except Exception:  # a template may refuse this conversation for any reason of its own
+                continue
 
     def render(
         self,
@@ -67,6 +74,8 @@ class ChatTemplate:
                 continue_final_message=continue_final_message,
                 **dict(template_kwargs or {}),
             )
+        except jinja2.TemplateSyntaxError as error:
+            raise RequestError(self._syntax_message(error), param="messages") from None
         except jinja2.TemplateError as error:
             raise RequestError(
                 f"the chat template refuses these messages: {error.message or error}", param="messages"
@@ -86,22 +95,15 @@ class ChatTemplate:
             return self._templates["default"]
         raise RequestError(f"no default chat template among {', '.join(self._templates)}", param="messages")
 
+    def _syntax_message(self, error: jinja2.TemplateSyntaxError) -> str:
+        return f"the chat template of {self._source} has a syntax error in line {error.lineno}: {error.message}"
+
     def _render(self, template: str, messages: list[dict[str, Any]], **options: Any) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         settings = self._special_tokens | options
         result: Any = render_jinja_template([messages], chat_template=template, **settings)
         return result[0][0]
-
-    def _check_syntax(self, name: str, template: str) -> None:
-        try:
-            self._render(template, [{"role": "user", "content": PROBE}], add_generation_prompt=True)
-        except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(
-                f"chat template {name!r} of {self._source} has a syntax error in line {error.lineno}: {error.message}"
-            ) from None
-        except Exception:  # a template may refuse this conversation for any reason of its own
-            return
 
     def _shows(self, template: str, content: str | list[dict[str, str]]) -> bool:
         """Whether the template prints a user's content as text, and not as the form of a list."""

@@ -58,7 +58,7 @@ class Tokenizer:
         added = pipeline.get_added_tokens_decoder()
         self._bytes = TokenBytes(pipeline, added)
         self.special_ids: frozenset[int] = frozenset(index for index, token in added.items() if token.special)
-        self.vocab_size: int = max(pipeline.get_vocab(with_added_tokens=True).values()) + 1
+        self.vocab_size: int = _vocabulary_size(pipeline)
         self.bos_token_id = self._special_id("bos_token")
         self.eos_token_id = self._special_id("eos_token")
 
@@ -141,25 +141,42 @@ class Tokenizer:
 def load_tokenizer(files: ModelFiles, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer of a model; ``chat_template`` (a file or the template itself) replaces the model's own.
 
-    CheckpointError when there are no tokenizer files, UnsupportedError when they are of a kind that is not served.
+    CheckpointError when there are no tokenizer files, UnsupportedError when they are of a kind that is not served,
+    ConfigError when ``chat_template`` cannot be read or parsed.
     """
+    pipeline, settings = _load_pipeline(files)
+    _apply_bos_eos(pipeline, settings)
+    directory = files.path if files.kind == "directory" else None
+    special = {name: text for name in SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
+    if chat_template is not None:
+        template = ChatTemplate(*read_override(chat_template), special)
+        template.check_syntax()
+    elif directory is not None:
+        template = ChatTemplate(*read_templates(directory, settings), special)
+    else:
+        template = ChatTemplate(stored_templates(settings.get("chat_template")), files.path.name, special)
+    return Tokenizer(pipeline, settings, template, directory)
+
+
+def vocabulary_size(files: ModelFiles) -> int:
+    """``Tokenizer.vocab_size`` alone, for a process that never sees text."""
+    return _vocabulary_size(_load_pipeline(files)[0])
+
+
+def _vocabulary_size(pipeline: Pipeline) -> int:
+    return max(pipeline.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def _load_pipeline(files: ModelFiles) -> tuple[Pipeline, dict[str, Any]]:
+    """The pipeline as stored, and the settings beside it."""
     if files.kind == "gguf":
         from .gguf_tokenizer import build_tokenizer, tokenizer_settings
         from .weights.gguf_file import open_gguf
 
         file = open_gguf(files.path)
-        pipeline, settings, directory = build_tokenizer(file), tokenizer_settings(file), None
-        templates, source = stored_templates(settings.get("chat_template")), files.path.name
-    else:
-        directory = files.path
-        settings = _directory_settings(directory)
-        pipeline = _directory_pipeline(directory, settings)
-        templates, source = read_templates(directory, settings)
-    _apply_bos_eos(pipeline, settings)
-    if chat_template is not None:
-        templates, source = read_override(chat_template)
-    special = {name: text for name in SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
-    return Tokenizer(pipeline, settings, ChatTemplate(templates, special, source), directory)
+        return build_tokenizer(file), tokenizer_settings(file)
+    settings = _directory_settings(files.path)
+    return _directory_pipeline(files.path, settings), settings
 
 
 def _directory_settings(directory: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from ...platforms import Platform, select_platform
 from ..config import EngineConfig
 from ..models import Model, load_model
 from ..sources import ModelFiles, resolve_model
-from ..tokenizer import load_tokenizer
+from ..tokenizer import vocabulary_size
 
 logger = get_logger(__name__)
 
@@ -30,7 +30,7 @@ def load_parts(config: EngineConfig) -> CoreParts:
     platform = select_platform(config.device)
     platform.set_threads(config.num_threads)
     files = _find_files(config)
-    vocab_size = load_tokenizer(files).vocab_size
+    vocab_size = vocabulary_size(files)
     kernels = KernelSet(platform.spec, strict=config.strict_kernels)
     model = load_model(files, config, platform, kernels)
     logger.info("loaded %s: %.2f GiB of weights on %s", config.model, model.weight_bytes / (1 << 30), platform.device)

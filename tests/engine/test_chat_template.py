@@ -23,7 +23,7 @@ TWO_PARTS = [{"type": "text", "text": "hi "}, {"type": "text", "text": "there"}]
 
 
 def template(text: str, **special: str) -> ChatTemplate:
-    return ChatTemplate({"default": text}, special, "test")
+    return ChatTemplate({"default": text}, "test", special)
 
 
 def render(text: str, *messages: dict[str, Any], **options: Any) -> str:
@@ -33,17 +33,20 @@ def render(text: str, *messages: dict[str, Any], **options: Any) -> str:
 class TestChoice:
     def test_none(self) -> None:
         with pytest.raises(RequestError, match="no chat template"):
-            ChatTemplate({}, {}, "test").render([USER])
+            ChatTemplate({}, "test", {}).render([USER])
 
     def test_named(self) -> None:
-        named = ChatTemplate({"default": "plain", "tool_use": "tools"}, {}, "test")
+        named = ChatTemplate({"default": "plain", "tool_use": "tools"}, "test", {})
         assert named.render([USER]) == "plain"
         assert named.render([USER], tools=[]) == "plain"
         assert named.render([USER], tools=[{"type": "function", "function": {"name": "f"}}]) == "tools"
 
-    def test_syntax_error_names_its_source_at_start(self) -> None:
+    def test_syntax_error_names_its_source(self) -> None:
+        broken = ChatTemplate({"default": "a\n{% for %}"}, "my.jinja", {})
+        with pytest.raises(RequestError, match=r"of my\.jinja has a syntax error in line 2"):
+            broken.render([USER])
         with pytest.raises(ConfigError, match=r"of my\.jinja has a syntax error in line 2"):
-            ChatTemplate({"default": "a\n{% for %}"}, {}, "my.jinja")
+            broken.check_syntax()
 
     def test_file_beside_the_config_wins(self, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
         for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -60,6 +63,9 @@ class TestChoice:
         other.write_text("{% if %}")
         with pytest.raises(ConfigError, match=r"other\.jinja"):
             load_tokenizer(files, str(other))
+        (tmp_path / "chat_template.jinja").write_text("{% if %}")
+        with pytest.raises(RequestError, match=r"chat_template\.jinja"):
+            load_tokenizer(files).render_chat([USER])
 
 
 class TestRefusal:

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Pipeline
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from twofold.engine.sources import ModelFiles
-from twofold.engine.tokenizer import Tokenizer, load_tokenizer
+from twofold.engine.tokenizer import Tokenizer, load_tokenizer, vocabulary_size
 from twofold.errors import CheckpointError, ConfigError
 
 USER = [{"role": "user", "content": "hi"}]
@@ -106,6 +106,7 @@ def test_ids_with_holes_count_up_to_the_last(tmp_path: Path) -> None:
     pipeline = Pipeline(models.BPE(vocab={"a": 0, "b": 1, "c": 9}, merges=[]))
     pipeline.pre_tokenizer, pipeline.decoder = pre_tokenizers.ByteLevel(use_regex=False), decoders.ByteLevel()
     assert load(write(tmp_path, pipeline)).vocab_size == 10
+    assert vocabulary_size(ModelFiles("x", tmp_path, "directory")) == 10
 
 
 def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:

@@ -143,11 +143,24 @@ ATTENTION: dict[tuple[str, int, int], dict[str, AttentionLaunch | Refused]] = {
         "rdna4": AttentionLaunch(64, 16, 8, 1),
     },
     ("decode", 64, 4): {DEFAULT: AttentionLaunch(16, 16, 4, 1)},
-    ("decode", 128, 4): {DEFAULT: AttentionLaunch(16, 16, 8, 1)},
-    ("decode", 256, 4): {DEFAULT: AttentionLaunch(16, 16, 8, 1), "rdna3": _TOO_WIDE, "rdna4": _TOO_WIDE},
+    ("decode", 128, 4): {
+        DEFAULT: AttentionLaunch(16, 16, 4, 1),
+        "rdna3": AttentionLaunch(16, 16, 8, 1),
+        "rdna4": AttentionLaunch(16, 16, 8, 1),
+    },
+    ("decode", 256, 4): {
+        DEFAULT: AttentionLaunch(16, 16, 4, 1),
+        "hopper": AttentionLaunch(16, 16, 8, 1),
+        "rdna3": _TOO_WIDE,
+        "rdna4": _TOO_WIDE,
+    },
     ("prefill", 64, 4): {DEFAULT: AttentionLaunch(32, 16, 4, 1)},
-    ("prefill", 128, 4): {DEFAULT: AttentionLaunch(32, 16, 8, 1)},
-    ("prefill", 256, 4): {DEFAULT: AttentionLaunch(16, 16, 8, 1), "rdna3": _TOO_WIDE, "rdna4": _TOO_WIDE},
+    ("prefill", 128, 4): {
+        DEFAULT: AttentionLaunch(32, 16, 4, 1),
+        "rdna3": AttentionLaunch(16, 16, 8, 1),
+        "rdna4": AttentionLaunch(16, 16, 8, 1),
+    },
+    ("prefill", 256, 4): {DEFAULT: AttentionLaunch(16, 16, 4, 1), "rdna3": _TOO_WIDE, "rdna4": _TOO_WIDE},
 }
 
 

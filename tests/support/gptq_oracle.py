@@ -39,12 +39,18 @@ def encode_linear(
     return tensors
 
 
+def read_streams(words: Tensor, bits: int, count: int) -> np.ndarray:
+    """``read_stream`` of each row of int32 words [R, W], bit by bit with numpy: [R, count]."""
+    spread = np.unpackbits(words.contiguous().numpy().view(np.uint8), axis=1, bitorder="little")
+    fields = spread[:, : count * bits].reshape(len(spread), count, bits)
+    return sum(fields[:, :, bit].astype(np.int16) << bit for bit in range(bits))
+
+
 def decode_linear(tensors: dict[str, Tensor], bits: int, version: int) -> np.ndarray:
     """The matrix W [N, K] in float64 that stored tensors stand for, one zero per field."""
     columns, rows = tensors["g_idx"].numel(), tensors["scales"].shape[1]
-    words = tensors["qweight"].T.tolist()
-    codes = np.array([read_stream(row, bits, columns) for row in words])
-    stored = np.array([read_stream(row, bits, rows) for row in tensors["qzeros"].tolist()])
+    codes = read_streams(tensors["qweight"].T, bits, columns)
+    stored = read_streams(tensors["qzeros"], bits, rows)
     zeros = (stored + (2 - version)) % (1 << bits)
     scales = tensors["scales"].double().numpy()
     group = tensors["g_idx"].numpy()

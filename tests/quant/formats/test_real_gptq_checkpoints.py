@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from stored_tensors import SHARED, StoredTensors
 from transformers import AutoModelForCausalLM
+from twofold import LLM
 from twofold.quant.canonical import PackedWeight, dequantize
 from twofold.quant.formats import detect_format, read_quantization
 
@@ -68,6 +69,18 @@ def test_logits_of_the_dequantized_weights(folder: Path, tmp_path: Path) -> None
     tensors, modules = dense_tensors(folder)
     assert modules
     logits = transformers_logits(folder, tensors, tmp_path, reference["input_ids"])
+    expected = reference["logits_weights_fp32"]
+    assert ((logits - expected).norm() / expected.norm()).item() < 1e-4
+
+
+SERVED = [path for path in FOLDERS if not path.name.endswith(("mixtral", "moe"))]
+
+
+@pytest.mark.parametrize("folder", SERVED, ids=lambda path: path.name)
+def test_logits_of_the_engine(folder: Path) -> None:
+    reference = load_file(folder / "reference.safetensors")
+    with LLM(str(folder), device="cpu", dtype="float32") as llm:
+        logits = torch.stack([llm.logits(ids) for ids in reference["input_ids"].tolist()])
     expected = reference["logits_weights_fp32"]
     assert ((logits - expected).norm() / expected.norm()).item() < 1e-4
 

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--symmetric",
         action="store_true",
-        help="no zero points: smaller, less exact, and read by every GPTQ tool (checkpoint_format gptq, not gptq_v2)",
+        help="no zero points: less exact, read by every GPTQ tool (checkpoint_format gptq instead of gptq_v2)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a model that is already in DIR")
     parser.add_argument(

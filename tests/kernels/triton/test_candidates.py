@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gpu_specs import gpu_spec
 from twofold.kernels.kernel_set import KernelSet
 from twofold.kernels.problems import AttentionProblem, LinearProblem, PlainProblem
-from twofold.platforms.arch_table import amd_facts, nvidia_facts
 from twofold.platforms.spec import DeviceSpec
 from twofold.quant.scheme import Dense, WeightOnly
 
@@ -20,26 +20,9 @@ ATTENTION = AttentionProblem(
 LINEAR = LinearProblem(scheme=WeightOnly(4, 128), in_features=4096, out_features=1000, dtype=torch.bfloat16)
 
 
-def gpu(arch: str, **changes: object) -> DeviceSpec:
-    nvidia = arch.startswith("sm_")
-    facts = nvidia_facts(int(arch[3:]) // 10, int(arch[3:]) % 10) if nvidia else amd_facts(arch)
-    spec = DeviceSpec(
-        vendor="nvidia" if nvidia else "amd",
-        arch=arch,
-        name=arch,
-        device_type="cuda",
-        wave_size=facts.wave_size,
-        shared_memory_per_block=facts.shared_memory,
-        num_cores=100,
-        matrix_dtypes=facts.matrix_dtypes,
-        has_triton=True,
-    )
-    return replace(spec, **changes)
-
-
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120", "gfx90a", "gfx942", "gfx1100", "gfx1201"])
 def test_gpus_of_both_vendors_get_native_kernels_for_every_hot_op(arch: str) -> None:
-    kernels = KernelSet(gpu(arch), strict=True)
+    kernels = KernelSet(gpu_spec(arch), strict=True)
     for op in ("rms_norm", "add_rms_norm", "rope", "silu_and_mul", "gelu_and_mul", "write_kv"):
         assert kernels.select_candidate(op, PlainProblem(torch.bfloat16)).name == "triton"
     assert kernels.select_candidate("paged_attention", ATTENTION).name == "triton"
@@ -51,7 +34,7 @@ def test_gpus_of_both_vendors_get_native_kernels_for_every_hot_op(arch: str) -> 
 @pytest.mark.parametrize("group_size", [-1, 32, 36])
 def test_weight_only_schemes(bits: int, symmetric: bool, group_size: int) -> None:
     problem = replace(LINEAR, scheme=WeightOnly(bits, group_size, symmetric))
-    assert KernelSet(gpu("gfx942")).select_candidate("linear", problem).name == "triton"
+    assert KernelSet(gpu_spec("gfx942")).select_candidate("linear", problem).name == "triton"
 
 
 def refusal(spec: DeviceSpec, op: str, problem: object) -> str:
@@ -61,16 +44,16 @@ def refusal(spec: DeviceSpec, op: str, problem: object) -> str:
 
 
 def test_refusals_say_why() -> None:
-    missing = gpu("sm_90", has_triton=False)
+    missing = gpu_spec("sm_90", has_triton=False)
     assert "triton: triton is not installed" in refusal(missing, "paged_attention", ATTENTION)
-    assert "no Triton kernel for float64" in refusal(gpu("sm_90"), "rms_norm", PlainProblem(torch.float64))
-    assert "sm_75 has no bfloat16 matrix" in refusal(gpu("sm_75"), "linear", LINEAR)
-    assert "head size 512" in refusal(gpu("sm_90"), "paged_attention", replace(ATTENTION, head_size=512))
+    assert "no Triton kernel for float64" in refusal(gpu_spec("sm_90"), "rms_norm", PlainProblem(torch.float64))
+    assert "sm_75 has no bfloat16 matrix" in refusal(gpu_spec("sm_75"), "linear", LINEAR)
+    assert "head size 512" in refusal(gpu_spec("sm_90"), "paged_attention", replace(ATTENTION, head_size=512))
     many = replace(ATTENTION, num_heads=71, num_kv_heads=1)
-    assert "71 query heads over 1 KV heads" in refusal(gpu("sm_90"), "paged_attention", many)
-    assert "256 registers" in refusal(gpu("gfx1100"), "paged_attention", replace(ATTENTION, head_size=256))
-    assert "5 bits" in refusal(gpu("sm_90"), "linear", replace(LINEAR, scheme=WeightOnly(5, 128)))
-    assert "dense" in refusal(gpu("sm_90"), "linear", replace(LINEAR, scheme=Dense()))
+    assert "71 query heads over 1 KV heads" in refusal(gpu_spec("sm_90"), "paged_attention", many)
+    assert "256 registers" in refusal(gpu_spec("gfx1100"), "paged_attention", replace(ATTENTION, head_size=256))
+    assert "5 bits" in refusal(gpu_spec("sm_90"), "linear", replace(LINEAR, scheme=WeightOnly(5, 128)))
+    assert "dense" in refusal(gpu_spec("sm_90"), "linear", replace(LINEAR, scheme=Dense()))
 
 
 def test_importing_the_kernels_leaves_triton_alone() -> None:

@@ -19,7 +19,7 @@ SHAPE = "METHOD:BITS:GROUP or METHOD:BITS:GROUP:sym, such as rtn:4:32"
 class QuantizeSpec:
     """A method with its bits and group size.
 
-    Asymmetric is the default: at 4 bits and groups of 32 it brought SmolLM2-135M's divergence from the original down from
+    Asymmetric is the default: at 4 bits and groups of 32 it brought SmolLM2's divergence from the original down from
     0.31 to 0.24 nats a token, and GPTQ files store a zero per group either way.
     """
 

@@ -17,7 +17,7 @@ class AttentionBatch:
 
     ``query_start_loc``  int32 [B+1], device.
     ``seq_lens``         int32 [B], device: tokens in the context once this step's tokens are written.
-    ``block_table``      int32 [B, P], device: the KV block of each S tokens; entries past the context are 0.
+    ``block_table``      int32 [B, P], device: the KV block of each S tokens; past the context any valid block.
     ``slot_mapping``     int64 [T], device: ``block * S + offset`` at which the token's key and value are written.
     ``query_lens_host`` and ``seq_lens_host`` are the same lengths as Python ints, so that no kernel launcher has to
     synchronize with the device. Requests come in any order and any mixture of lengths, from 1 token up.

@@ -63,9 +63,7 @@ def plan_kv_cache(config: EngineConfig, model: Model, platform: Platform) -> KVP
             max_model_len,
             num_blocks * size,
         )
-    logger.info(
-        "KV cache: %d blocks of %d tokens, %.2f GiB", num_blocks, size, num_blocks * block_bytes / _GIB
-    )
+    logger.info("KV cache: %d blocks of %d tokens, %.2f GiB", num_blocks, size, num_blocks * block_bytes / _GIB)
     return KVPlan(num_blocks=num_blocks, block_size=size, max_model_len=min(max_model_len, num_blocks * size))
 
 

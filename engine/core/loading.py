@@ -33,6 +33,7 @@ def load_parts(config: EngineConfig) -> CoreParts:
     vocab_size = vocabulary_size(files)
     kernels = KernelSet(platform.spec, strict=config.strict_kernels)
     model = load_model(files, config, platform, kernels)
+    platform.set_threads(config.num_threads, torch_too=kernels.needs_torch_threads())
     logger.info("loaded %s: %.2f GiB of weights on %s", config.model, model.weight_bytes / (1 << 30), platform.device)
     return CoreParts(model=model, platform=platform, kernels=kernels, vocab_size=vocab_size)
 

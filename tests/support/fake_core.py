@@ -182,7 +182,9 @@ def check_blocks(core: EngineCore) -> None:
         node = pool._next[node]
     assert len(free) == len(set(free)) == pool.num_free
     held = [block for sample in scheduler.running for block in sample.blocks]
-    assert [held.count(block) for block in range(pool.num_blocks)] == [pool.references(b) for b in range(pool.num_blocks)]
+    assert [held.count(block) for block in range(pool.num_blocks)] == [
+        pool.references(b) for b in range(pool.num_blocks)
+    ]
     assert all((pool.references(block) == 0) == (block in set(free)) for block in range(pool.num_blocks))
     assert {block for block, key in enumerate(pool._keys) if key} == set(pool._cached.values())
     assert all(pool._keys[block] == key for key, block in pool._cached.items())
@@ -194,7 +196,9 @@ def check_blocks(core: EngineCore) -> None:
         assert batch._block_table[sample.row, : len(sample.blocks)].tolist() == sample.blocks
         assert batch.token_ids[sample.row, : batch.num_tokens[sample.row]].tolist() == sample.tokens
     queued = [sample.order for sample in scheduler.waiting]
-    assert queued == sorted(queued) and [s.order for s in scheduler.running] == sorted(s.order for s in scheduler.running)
+    assert queued == sorted(queued) and [s.order for s in scheduler.running] == sorted(
+        s.order for s in scheduler.running
+    )
 
 
 def check_idle(core: EngineCore) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given, settings, strategies as st
-
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from twofold.engine.core.batch import Batch
 from twofold.engine.core.request import Sample
 from twofold.engine.core.step_plan import StepPlan
@@ -46,7 +46,9 @@ def test_inputs(lengths: list[tuple[int, float, float]], seed: int) -> None:
             positions.append(position)
             slots.append(sample.blocks[position // SIZE] * SIZE + position % SIZE)
         starts.append(len(ids))
-    ends = [sample.num_computed_tokens + count for sample, count in zip(plan.samples, plan.num_tokens.values(), strict=True)]
+    ends = [
+        sample.num_computed_tokens + count for sample, count in zip(plan.samples, plan.num_tokens.values(), strict=True)
+    ]
     attention = inputs.attention
     assert inputs.input_ids.tolist() == ids and inputs.positions.tolist() == positions
     assert attention.slot_mapping.tolist() == slots and attention.query_start_loc.tolist() == starts
@@ -58,4 +60,6 @@ def test_inputs(lengths: list[tuple[int, float, float]], seed: int) -> None:
         assert attention.block_table[place, :num_blocks].tolist() == sample.blocks[:num_blocks]
     assert inputs.drawing.tolist() == [i for i, sample in enumerate(plan.samples) if ends[i] == sample.num_tokens]
     assert [t.dtype for t in (inputs.input_ids, inputs.positions, attention.slot_mapping)] == [torch.int64] * 3
-    assert [t.dtype for t in (attention.block_table, attention.seq_lens, attention.query_start_loc)] == [torch.int32] * 3
+    assert [t.dtype for t in (attention.block_table, attention.seq_lens, attention.query_start_loc)] == [
+        torch.int32
+    ] * 3

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import settings, strategies as st
+from hypothesis import settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-
 from twofold.engine.core.block_pool import BlockPool
 
 NUM_BLOCKS = 6

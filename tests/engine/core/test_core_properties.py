@@ -17,8 +17,8 @@ from fake_core import (
     make_request,
     run,
 )
-from hypothesis import HealthCheck, given, settings, strategies as st
-
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from twofold.engine.messages import AbortRequest, TokenOutput
 
 MODEL = FakeModel()

@@ -15,7 +15,6 @@ from transformers.generation.logits_process import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-
 from twofold.engine.core.draw import DrawOptions, draw
 from twofold.engine.core.randomness import uniform
 
@@ -83,9 +82,7 @@ def test_frequencies_are_those_of_transformers(row: dict[str, float], num_column
     expected = warped(logits, **row)
     num_draws = 20000
     numbers = (np.arange(num_draws) + 0.5) / num_draws
-    parts = [
-        draw(logits.expand(len(part), -1), options_of([row] * len(part), part)) for part in np.split(numbers, 20)
-    ]
+    parts = [draw(logits.expand(len(part), -1), options_of([row] * len(part), part)) for part in np.split(numbers, 20)]
     shares = torch.cat(parts).bincount(minlength=num_columns).double() / num_draws
     # An even grid of numbers gives each token its probability up to one step of the grid at either end.
     assert (shares - expected).abs().max() <= 2.0 / num_draws

@@ -16,7 +16,6 @@ from fake_core import (
     make_request,
     run,
 )
-
 from twofold.engine.messages import AbortRequest
 from twofold.errors import ContextLengthError, RequestError
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from fake_core import FakeModel
-
 from twofold.engine.config import EngineConfig
 from twofold.engine.core.kv_cache import allocate_kv_caches, plan_kv_cache, workspace_bytes
 from twofold.engine.model_config import RopeConfig

@@ -6,7 +6,6 @@ import hashlib
 
 import pytest
 from fake_core import FakeModel, KeyRecorder, check_idle, expected_greedy, make_core, make_request, run
-
 from twofold.engine.core.prefix_cache import block_key, root_key
 
 PROMPT = [2 + i % 50 for i in range(18)]  # four full blocks of four and two tokens
@@ -20,7 +19,16 @@ def test_keys_are_sha256_over_parent_and_tokens() -> None:
 
 
 def test_roots_differ_by_label_and_by_absence() -> None:  # B038
-    extras = [(None, None), ("a", None), (None, "a"), (None, ""), ("", None), ("a", "b"), ("ab", None), ("a|salt:1:b", None)]
+    extras = [
+        (None, None),
+        ("a", None),
+        (None, "a"),
+        (None, ""),
+        ("", None),
+        ("a", "b"),
+        ("ab", None),
+        ("a|salt:1:b", None),
+    ]
     assert len({root_key(*pair) for pair in extras}) == len(extras)
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from fake_core import check_idle, run
 from tiny_models import judge, judge_logits
-
 from twofold.engine.config import EngineConfig
 from twofold.engine.core.engine_core import EngineCore
 from twofold.engine.core.loading import load_parts
@@ -37,9 +36,7 @@ def seeded_requests(count: int, *, seed: int = 0, **params: Any) -> list[EngineR
     for index in range(count):
         prompt = [rng.randrange(256) for _ in range(rng.choice([1, 3, 15, 16, 17, 40, 70]))]
         options = {"max_tokens": 24, "seed": index, "ignore_eos": True, "logprobs": 1, **kinds[index % 3], **params}
-        requests.append(
-            EngineRequest(request_id=str(index), prompt_token_ids=prompt, params=SamplingParams(**options))
-        )
+        requests.append(EngineRequest(request_id=str(index), prompt_token_ids=prompt, params=SamplingParams(**options)))
     return requests
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from twofold.engine.core.row_ops import argmax, count_above, nucleus_floor, top_values
 
 

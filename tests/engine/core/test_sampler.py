@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from twofold.engine.core.batch import Batch
 from twofold.engine.core.logit_edits import edit_logits, needs_edits
 from twofold.engine.core.logprobs import token_logprobs
@@ -34,9 +33,7 @@ def make_batch(*rows: dict[str, Any]) -> tuple[Batch, np.ndarray]:
             prompt_token_ids=prompt,
             params=SamplingParams(**{"temperature": 0.0, "seed": 0, **params}),
         )
-        sample = Sample(
-            request=request, index=index, order=order, tokens=tokens, max_num_tokens=64, stop_ids=stop_ids
-        )
+        sample = Sample(request=request, index=index, order=order, tokens=tokens, max_num_tokens=64, stop_ids=stop_ids)
         batch.add(sample)
         samples.append(sample)
     return batch, np.array([sample.row for sample in samples])
@@ -90,7 +87,9 @@ def test_penalties_row_by_row(order: list[int]) -> None:  # B052
 def test_bias_forces_and_bans() -> None:  # B048
     logits = torch.randn(3, VOCAB)
     best = int(logits[1].argmax())
-    drawn = sample(logits, {"logit_bias": {0: 100.0}}, {"logit_bias": {best: -100.0}}, {"logit_bias": {VOCAB - 1: 100.0}})
+    drawn = sample(
+        logits, {"logit_bias": {0: 100.0}}, {"logit_bias": {best: -100.0}}, {"logit_bias": {VOCAB - 1: 100.0}}
+    )
     assert drawn.tokens[0] == 0 and drawn.tokens[2] == VOCAB - 1
     assert drawn.tokens[1] == int(logits[1].argsort(descending=True)[1])
 
@@ -203,6 +202,7 @@ def test_a_seed_is_the_same_in_any_company(seed: int) -> None:  # B050
 def test_seed_step_and_index_each_change_the_draw() -> None:
     logits = torch.zeros(1, VOCAB)
     base = {"temperature": 1.0, "seed": 0}
+
     def draws(rows: list[dict[str, Any]]) -> int:
         return len({int(sample(logits, row).tokens[0]) for row in rows})
 

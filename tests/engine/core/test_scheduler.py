@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from fake_core import EOS, FakeModel, check_blocks, check_idle, drain, expected_greedy, make_core, make_request, run
-
 from twofold.engine.core.engine_core import EngineCore
 from twofold.engine.core.step_plan import StepPlan
 from twofold.engine.messages import AbortRequest
@@ -137,7 +136,9 @@ def test_accounting_does_not_drift() -> None:  # B042
     for index in range(500):
         prompt = (common if index % 2 else []) + prompt_of(1 + index % 17, index)
         try:
-            core.add_request(make_request(str(index), prompt * (9 if index % 50 == 49 else 1), max_tokens=1 + index % 40))
+            core.add_request(
+                make_request(str(index), prompt * (9 if index % 50 == 49 else 1), max_tokens=1 + index % 40)
+            )
         except ContextLengthError:
             rejected += 1
         if index % 3 == 0:
@@ -150,7 +151,9 @@ def test_accounting_does_not_drift() -> None:  # B042
     assert rejected > 0 and core.stats().num_preemptions > 0
     check_idle(core)
     whole = prompt_of(24 * 4 - 1, 3)
-    assert run(core, make_request("whole", whole, max_tokens=1))["whole", 0].token_ids == expected_greedy(model, whole, 1)
+    assert run(core, make_request("whole", whole, max_tokens=1))["whole", 0].token_ids == expected_greedy(
+        model, whole, 1
+    )
 
 
 class TestParallelSampling:

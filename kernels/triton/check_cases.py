@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ def cases(arch: str) -> Iterator[Case]:
     yield from _attention_cases(arch)
     yield from _linear_cases(arch)
     yield from _dequantize_cases()
+    yield from _single_cases(arch)
 
 
 def _row_cases(arch: str) -> Iterator[Case]:
@@ -110,6 +111,10 @@ def _attention_cases(arch: str) -> Iterator[Case]:
             yield _attention_case(arch, dtype, phase, head_size, extras=False)
         if head_size in (128, 256) and dtype is not torch.float16:
             yield _attention_case(arch, dtype, phase, head_size, extras=True)
+    for cache in ("fp16", "fp32"):
+        case = _attention_case(arch, torch.bfloat16, "decode", 128, extras=False)
+        types = {**case.types, "key_ptr": f"*{cache}", "value_ptr": f"*{cache}"}
+        yield replace(case, variant=f"{case.variant}, cache {cache}", types=types, in_subset=False)
     for dtype in DTYPES:
         yield Case(
             op="reduce_splits",
@@ -220,3 +225,25 @@ def _dequantize_case(dtype: torch.dtype, bits: int, group: int) -> Case:
         options={"num_warps": 4},
         in_subset=dtype is torch.bfloat16 and bits == 4 and group == 128,
     )
+
+
+# Integers that are 1 in the smallest launches: one request, one row, one head. The JIT makes constants of ones.
+_ONES = {
+    "rms_norm": ("num_rows", "inner"),
+    "rope": ("num_heads", "num_kv_heads"),
+    "write_kv": ("num_kv_heads", "block_size"),
+    "paged_attention": ("num_requests", "num_heads", "table_stride", "window"),
+    "packed_linear": ("num_rows", "steps_per_split"),
+    "dequantize": ("num_outputs",),
+}
+
+
+def _single_cases(arch: str) -> Iterator[Case]:
+    """Of each kernel in the subset a bfloat16 case with every such integer one."""
+    seen = set()
+    for case in [*_row_cases(arch), *_attention_cases(arch), *_linear_cases(arch), *_dequantize_cases()]:
+        kind = case.op, case.constants.get("ONE_TOKEN")
+        if case.in_subset and case.op in _ONES and kind not in seen and case.refused is None:
+            seen.add(kind)
+            ones = dict.fromkeys(_ONES[case.op], 1)
+            yield replace(case, variant=f"{case.variant}, ones", constants={**case.constants, **ones}, in_subset=False)

@@ -154,9 +154,13 @@ ATTENTION: dict[tuple[str, int, int], dict[str, AttentionLaunch | Refused]] = {
         "rdna3": _TOO_WIDE,
         "rdna4": _TOO_WIDE,
     },
-    ("prefill", 64, 4): {DEFAULT: AttentionLaunch(32, 16, 4, 1)},
-    ("prefill", 128, 4): {
+    ("prefill", 64, 4): {
         DEFAULT: AttentionLaunch(32, 16, 4, 1),
+        "rdna3": AttentionLaunch(16, 16, 4, 1),
+        "rdna4": AttentionLaunch(16, 16, 4, 1),
+    },
+    ("prefill", 128, 4): {
+        DEFAULT: AttentionLaunch(16, 16, 4, 1),
         "rdna3": AttentionLaunch(16, 16, 8, 1),
         "rdna4": AttentionLaunch(16, 16, 8, 1),
     },

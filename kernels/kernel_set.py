@@ -11,6 +11,8 @@ from .registry import Candidate, Registry, Selection
 from .torch_ops import register_torch_ops
 from .triton.candidates import register_triton_ops
 
+_HEAVY_OPS = ("linear", "paged_attention")
+
 
 def default_registry(spec: DeviceSpec) -> Registry:
     """All candidates that this package has for a device, best first."""
@@ -45,6 +47,11 @@ class KernelSet:
     def select(self, op: str, problem: Any) -> Callable[..., Any]:
         """The chosen candidate's ``run``, with the signature of the operation's definition in ``reference.py``."""
         return self.select_candidate(op, problem).run
+
+    def needs_torch_threads(self) -> bool:
+        """Whether a matrix product or attention chosen so far computes on torch's threads; the rest is small."""
+        heavy = (selection.candidate for (op, _), selection in self._selections.items() if op in _HEAVY_OPS)
+        return any(not candidate.own_threads for candidate in heavy)
 
     def report(self) -> list[dict[str, str]]:
         """One row per choice made so far: op, problem, kernel, quality, refused (better ones and why not)."""

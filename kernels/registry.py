@@ -30,7 +30,7 @@ class Candidate:
 
     ``can_run(spec, problem)`` returns None or the reason against it, in words. ``run`` has the signature of the
     operation's definition in ``reference.py``. ``prepare`` (linear only) turns a canonical weight into what ``run``
-    wants.
+    wants. ``own_threads``: it computes on the platform's own threads instead of torch's.
     """
 
     op: str
@@ -39,6 +39,7 @@ class Candidate:
     can_run: Callable[[DeviceSpec, Any], str | None]
     run: Callable[..., Any]
     prepare: Callable[..., Any] | None = None
+    own_threads: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

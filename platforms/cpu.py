@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from . import cpu_threads
 from .cgroup import cpu_quota, memory_limit
 from .cpu_info import allowed_cpus, cpu_info
 from .interface import MemoryInfo, Platform
@@ -32,6 +33,8 @@ class CpuPlatform(Platform):
             matrix_dtypes=_matrix_dtypes(info.features),
             memory_bytes=self.memory().total,
         )
+        if not cpu_threads.num_threads():
+            cpu_threads.set_num_threads(self.spec.num_cores)
 
     def preferred_dtype(self, checkpoint_dtype: torch.dtype) -> torch.dtype:
         return torch.float32
@@ -46,11 +49,13 @@ class CpuPlatform(Platform):
     def synchronize(self) -> None:
         """Nothing to wait for: CPU work is done when its call returns."""
 
-    def set_threads(self, num_threads: int | None) -> None:
-        torch.set_num_threads(num_threads or self.spec.num_cores)
+    def set_threads(self, num_threads: int | None, *, torch_too: bool = True) -> None:
+        count = num_threads or self.spec.num_cores
+        cpu_threads.set_num_threads(count)
+        torch.set_num_threads(count if torch_too else 1)
 
     def describe(self) -> dict[str, str]:
-        return super().describe() | {"threads": str(torch.get_num_threads())}
+        return super().describe() | {"threads": str(cpu_threads.num_threads())}
 
 
 def usable_cores() -> int:

@@ -37,8 +37,12 @@ class Platform(ABC):
         """Wait until all work given to the device is done."""
 
     @abstractmethod
-    def set_threads(self, num_threads: int | None) -> None:
-        """Use that many CPU threads for the model; None means as many as this process really has."""
+    def set_threads(self, num_threads: int | None, *, torch_too: bool = True) -> None:
+        """Use that many CPU threads for the model; None means as many as this process really has.
+
+        Without ``torch_too`` torch's own operations get one thread on the CPU: right for a model whose products and
+        attention the platform's kernels compute, since torch's workers spin between operations and take cores away.
+        """
 
     def describe(self) -> dict[str, str]:
         """Facts for ``twofold doctor``, in reading order."""

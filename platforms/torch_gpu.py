@@ -54,7 +54,7 @@ class TorchGpuPlatform(Platform):
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def set_threads(self, num_threads: int | None) -> None:
+    def set_threads(self, num_threads: int | None, *, torch_too: bool = True) -> None:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
 

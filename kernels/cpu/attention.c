@@ -14,6 +14,8 @@
 #define KEY_TILE 128
 #define KEY_PARTS (KEY_TILE / LANES)
 #define BLOCK_ROWS (4 * TILE_ROWS)
+/* Pairs of a query row and a position that are worth claiming by themselves, some microseconds. */
+#define PIECE_PAIRS 512
 
 #define UNROLL_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < rows; r++)
 #define UNROLL_VECS _Pragma("GCC unroll 4") for (int v = 0; v < PANEL_VECS; v++)
@@ -34,7 +36,6 @@ struct attention {
     ptrdiff_t num_requests, table_stride;
     ptrdiff_t window; /* 0: none */
     float scale, soft_cap;
-    ptrdiff_t next_item;
 };
 
 struct item {
@@ -232,18 +233,24 @@ static void attend_tile(const struct attention *p, const struct item *item, stru
     mix_any(rows, s, s->sum + place * s->width, (int)first, (int)last);
 }
 
+static ptrdiff_t num_rows(const struct attention *p, ptrdiff_t request) {
+    return (p->query_start[request + 1] - p->query_start[request]) * (p->num_heads / p->num_kv_heads);
+}
+
+static ptrdiff_t num_blocks(ptrdiff_t rows) { return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS; }
+
 static void attend(const struct attention *p, const struct item *item, struct scratch *s) {
     ptrdiff_t group = p->num_heads / p->num_kv_heads, first, last, unused;
     ptrdiff_t token = p->query_start[item->request];
-    ptrdiff_t num_rows = item->last_row - item->first_row;
-    for (ptrdiff_t r = 0; r < num_rows; r++) {
+    ptrdiff_t rows = item->last_row - item->first_row;
+    for (ptrdiff_t r = 0; r < rows; r++) {
         ptrdiff_t row = item->first_row + r;
         const float *query = p->query + (token + row / group) * p->query_token + (item->kv_head * group + row % group) * p->query_head;
         memcpy(s->query + r * p->head_size, query, (size_t)p->head_size * sizeof(float));
         s->largest[r] = -INFINITY;
         s->total[r] = 0.0f;
     }
-    memset(s->sum, 0, (size_t)(num_rows * s->width) * sizeof(float));
+    memset(s->sum, 0, (size_t)(rows * s->width) * sizeof(float));
     visible(p, item, item->first_row, &first, &unused);
     visible(p, item, item->last_row - 1, &unused, &last);
     for (ptrdiff_t tile = first / KEY_TILE * KEY_TILE; tile < last; tile += KEY_TILE) {
@@ -251,37 +258,43 @@ static void attend(const struct attention *p, const struct item *item, struct sc
         for (ptrdiff_t row = item->first_row; row < item->last_row; row += TILE_ROWS)
             attend_tile(p, item, s, row, (int)at_most(TILE_ROWS, item->last_row - row), tile);
     }
-    for (ptrdiff_t r = 0; r < num_rows; r++) {
+    for (ptrdiff_t r = 0; r < rows; r++) {
         ptrdiff_t row = item->first_row + r;
         float *out = p->out + ((token + row / group) * p->num_heads + item->kv_head * group + row % group) * p->head_size;
         for (ptrdiff_t d = 0; d < p->head_size; d++) out[d] = s->sum[r * s->width + d] / s->total[r];
     }
 }
 
-/* Threads take the next item each, in order of request, KV head and row; all walk the same sequence. */
-static void take_items(void *arg, int thread, int num_threads) {
-    (void)thread, (void)num_threads;
+/* Items lie in the order of request, KV head and block of rows. */
+static void attend_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
     struct attention *p = arg;
     struct scratch s = carve(p);
-    ptrdiff_t group = p->num_heads / p->num_kv_heads, index = 0;
-    ptrdiff_t mine = __atomic_fetch_add(&p->next_item, 1, __ATOMIC_RELAXED);
-    for (ptrdiff_t request = 0; request < p->num_requests; request++) {
-        ptrdiff_t rows = (p->query_start[request + 1] - p->query_start[request]) * group;
-        for (ptrdiff_t head = 0; head < p->num_kv_heads; head++)
-            for (ptrdiff_t row = 0; row < rows; row += BLOCK_ROWS, index++) {
-                if (index != mine) continue;
-                struct item item = {request, head, row, at_most(row + BLOCK_ROWS, rows)};
-                attend(p, &item, &s);
-                mine = __atomic_fetch_add(&p->next_item, 1, __ATOMIC_RELAXED);
-            }
+    ptrdiff_t index = 0;
+    for (ptrdiff_t request = 0; request < p->num_requests && index < last; request++) {
+        ptrdiff_t rows = num_rows(p, request), blocks = num_blocks(rows), end = index + blocks * p->num_kv_heads;
+        for (ptrdiff_t i = at_least(first, index); i < at_most(last, end); i++) {
+            ptrdiff_t row = (i - index) % blocks * BLOCK_ROWS;
+            struct item item = {request, (i - index) / blocks, row, at_most(row + BLOCK_ROWS, rows)};
+            attend(p, &item, &s);
+        }
+        index = end;
     }
+}
+
+static void run(struct attention *p) {
+    ptrdiff_t items = 0, pairs = 0;
+    for (ptrdiff_t request = 0; request < p->num_requests; request++) {
+        items += num_blocks(num_rows(p, request)) * p->num_kv_heads;
+        pairs += num_rows(p, request) * p->num_kv_heads * p->seq_lens[request];
+    }
+    team_run(attend_items, p, items, team_grain(PIECE_PAIRS, items ? pairs / items : 0));
 }
 
 /* sizes: num_heads, num_kv_heads, head_size, block_size, num_requests, table_stride, window, query token and head strides,
    then block, slot, head and feature strides of the key cache and of the value cache. out is contiguous [T,H,D]. */
 void twofold_paged_attention(const float *query, const float *key, const float *value, float *out, const int32_t *query_start,
                              const int32_t *seq_lens, const int32_t *block_table, const ptrdiff_t *sizes, float scale,
-                             float soft_cap, int num_threads) {
+                             float soft_cap) {
     struct attention p = {.query = query, .out = out, .query_start = query_start, .seq_lens = seq_lens, .block_table = block_table};
     p.num_heads = sizes[0], p.num_kv_heads = sizes[1], p.head_size = sizes[2], p.block_size = sizes[3];
     p.num_requests = sizes[4], p.table_stride = sizes[5], p.window = sizes[6];
@@ -289,5 +302,5 @@ void twofold_paged_attention(const float *query, const float *key, const float *
     p.key = (struct cache){key, sizes[9], sizes[10], sizes[11], sizes[12]};
     p.value = (struct cache){value, sizes[13], sizes[14], sizes[15], sizes[16]};
     p.scale = scale, p.soft_cap = soft_cap;
-    team_run(take_items, &p, num_threads);
+    run(&p);
 }

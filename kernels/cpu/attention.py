@@ -11,8 +11,6 @@ from ..attention_batch import AttentionBatch
 from .library import library
 
 _Sizes = ctypes.c_ssize_t * 17
-# Below so many (query row, position) pairs the thread team costs more than it saves.
-_SERIAL_PAIRS = 256
 
 
 def paged_attention(
@@ -45,7 +43,6 @@ def paged_attention(
         *key_cache.stride(),
         *value_cache.stride(),
     )
-    serial = num_tokens * num_heads * batch.max_seq_len < _SERIAL_PAIRS
     library().twofold_paged_attention(
         query.data_ptr(),
         key_cache.data_ptr(),
@@ -57,7 +54,6 @@ def paged_attention(
         sizes,
         scale,
         soft_cap,
-        1 if serial else torch.get_num_threads(),
     )
     return out
 
@@ -81,5 +77,4 @@ def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
         value_cache.data_ptr(),
         slot_mapping.data_ptr(),
         sizes,
-        torch.get_num_threads() if key.shape[0] > 15 else 1,
     )

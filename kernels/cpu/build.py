@@ -25,7 +25,16 @@ from ...platforms.cpu_info import cpu_info
 logger = get_logger(__name__)
 
 _SOURCES = Path(__file__).parent
-_FLAGS = ("-std=gnu11", "-O2", "-ftree-vectorize", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-Wno-psabi")
+_FLAGS = (
+    "-std=gnu11",
+    "-O2",
+    "-ftree-vectorize",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fPIC",
+    "-pthread",
+    "-Wno-psabi",
+)
 _TIMEOUT_S = 300
 
 

@@ -27,7 +27,9 @@ def register_cpu_ops(registry: Registry) -> None:
         "write_kv": attention.write_kv,
     }
     for op, run in plain.items():
-        registry.register(Candidate(op=op, name="c_float32", quality=Quality.NATIVE, can_run=_plain, run=run))
+        registry.register(
+            Candidate(op=op, name="c_float32", quality=Quality.NATIVE, can_run=_plain, run=run, own_threads=True)
+        )
     registry.register(
         Candidate(
             op="paged_attention",
@@ -35,6 +37,7 @@ def register_cpu_ops(registry: Registry) -> None:
             quality=Quality.NATIVE,
             can_run=_attention,
             run=attention.paged_attention,
+            own_threads=True,
         )
     )
     registry.register(
@@ -45,6 +48,7 @@ def register_cpu_ops(registry: Registry) -> None:
             can_run=_dense,
             run=linear.run_dense,
             prepare=linear.prepare_dense,
+            own_threads=True,
         )
     )
     registry.register(
@@ -55,6 +59,7 @@ def register_cpu_ops(registry: Registry) -> None:
             can_run=_low_bit,
             run=linear.run_low_bit,
             prepare=linear.prepare_low_bit,
+            own_threads=True,
         )
     )
 

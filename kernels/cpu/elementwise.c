@@ -4,6 +4,9 @@
 #include "parallel.h"
 #include "simd.h"
 
+/* Elements that are worth claiming by themselves, some microseconds. */
+#define PIECE_ELEMENTS (1 << 14)
+
 struct norm {
     const float *x;
     ptrdiff_t rows, inner, outer_stride, inner_stride, size;
@@ -30,18 +33,16 @@ static void norm_row(const struct norm *p, ptrdiff_t row) {
     for (ptrdiff_t i = 0; i < p->size; i++) out[i] = x[i] * factor * (p->weight[i] + p->offset);
 }
 
-static void norm_share(void *arg, int thread, int num_threads) {
+static void norm_rows(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct norm *p = arg;
-    ptrdiff_t first, last;
-    team_share(p->rows, thread, num_threads, &first, &last);
     for (; first < last; first++) norm_row(p, first);
 }
 
 /* Row r of x starts at r / inner * outer_stride + r % inner * inner_stride; residual (or NULL), out and sum are contiguous. */
 void twofold_rms_norm(const float *x, ptrdiff_t rows, ptrdiff_t inner, ptrdiff_t outer_stride, ptrdiff_t inner_stride, ptrdiff_t size,
-                      const float *residual, const float *weight, float eps, float offset, float *out, float *sum, int num_threads) {
+                      const float *residual, const float *weight, float eps, float offset, float *out, float *sum) {
     struct norm p = {x, rows, inner, outer_stride, inner_stride, size, residual, weight, eps, offset, out, sum};
-    team_run(norm_share, &p, num_threads);
+    team_run(norm_rows, &p, rows, team_grain(PIECE_ELEMENTS, size));
 }
 
 struct rope {
@@ -70,10 +71,8 @@ static void rotate(const struct rope *p, float *x, const float *cosine, const fl
     }
 }
 
-static void rope_share(void *arg, int thread, int num_threads) {
+static void rope_tokens(void *arg, ptrdiff_t token, ptrdiff_t last) {
     const struct rope *p = arg;
-    ptrdiff_t token, last;
-    team_share(p->tokens, thread, num_threads, &token, &last);
     for (; token < last; token++) {
         const float *cosine = p->table + p->positions[token] * 2 * p->half, *sine = cosine + p->half;
         for (ptrdiff_t h = 0; h < p->q_heads; h++) rotate(p, p->q + token * p->q_token + h * p->q_head, cosine, sine);
@@ -84,9 +83,9 @@ static void rope_share(void *arg, int thread, int num_threads) {
 /* In place. */
 void twofold_rope(float *q, float *k, ptrdiff_t tokens, ptrdiff_t q_token, ptrdiff_t q_head, ptrdiff_t q_heads, ptrdiff_t k_token,
                   ptrdiff_t k_head, ptrdiff_t k_heads, const float *table, ptrdiff_t half, const int64_t *positions,
-                  int interleaved, int num_threads) {
+                  int interleaved) {
     struct rope p = {q, k, tokens, q_token, q_head, q_heads, k_token, k_head, k_heads, table, half, positions, interleaved};
-    team_run(rope_share, &p, num_threads);
+    team_run(rope_tokens, &p, tokens, team_grain(PIECE_ELEMENTS, 2 * half * (q_heads + k_heads)));
 }
 
 struct gate {
@@ -95,10 +94,9 @@ struct gate {
     float *out;
 };
 
-static void silu_share(void *arg, int thread, int num_threads) {
+static void silu_rows(void *arg, ptrdiff_t row, ptrdiff_t last) {
     const struct gate *p = arg;
-    ptrdiff_t row, last, whole = p->size / LANES * LANES;
-    team_share(p->rows, thread, num_threads, &row, &last);
+    ptrdiff_t whole = p->size / LANES * LANES;
     for (; row < last; row++) {
         const float *gate = p->x + row * p->stride, *up = gate + p->size;
         float *out = p->out + row * p->size;
@@ -110,9 +108,9 @@ static void silu_share(void *arg, int thread, int num_threads) {
     }
 }
 
-void twofold_silu_and_mul(const float *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t size, float *out, int num_threads) {
+void twofold_silu_and_mul(const float *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t size, float *out) {
     struct gate p = {x, rows, stride, size, out};
-    team_run(silu_share, &p, num_threads);
+    team_run(silu_rows, &p, rows, team_grain(PIECE_ELEMENTS, 4 * size));
 }
 
 struct cache_write {
@@ -140,10 +138,8 @@ static void write_token(const struct write *p, const struct cache_write *w, ptrd
     }
 }
 
-static void write_share(void *arg, int thread, int num_threads) {
+static void write_tokens(void *arg, ptrdiff_t token, ptrdiff_t last) {
     const struct write *p = arg;
-    ptrdiff_t token, last;
-    team_share(p->tokens, thread, num_threads, &token, &last);
     for (; token < last; token++) {
         write_token(p, &p->key, token);
         write_token(p, &p->value, token);
@@ -153,8 +149,8 @@ static void write_share(void *arg, int thread, int num_threads) {
 /* sizes: tokens, KV heads, head size, block size, key token and head strides, value token and head strides, then block, slot,
    head and feature strides of the key cache and of the value cache. */
 void twofold_write_kv(const float *key, const float *value, float *key_cache, float *value_cache, const int64_t *slots,
-                      const ptrdiff_t *sizes, int num_threads) {
+                      const ptrdiff_t *sizes) {
     struct write p = {{key, sizes[4], sizes[5], key_cache, sizes + 8}, {value, sizes[6], sizes[7], value_cache, sizes + 12},
                       sizes[0], sizes[1], sizes[2], sizes[3], slots};
-    team_run(write_share, &p, num_threads);
+    team_run(write_tokens, &p, p.tokens, team_grain(PIECE_ELEMENTS, 4 * p.heads * p.size));
 }

@@ -7,9 +7,6 @@ from torch import Tensor
 
 from .library import library
 
-# Below so many elements the thread team costs more than it saves.
-_SERIAL_ELEMENTS = 1 << 14
-
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """``reference.rms_norm``; x [..., K] with up to two leading dimensions of any stride."""
@@ -39,7 +36,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
         offset,
         out.data_ptr(),
         None,
-        _threads(rows * size),
     )
     return out
 
@@ -65,7 +61,6 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
         offset,
         out.data_ptr(),
         total.data_ptr(),
-        _threads(rows * size),
     )
     return out, total
 
@@ -73,7 +68,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
 def rope(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """``reference.rope``, in place where the last dimension is contiguous."""
     q, k = (part if part.stride(2) == 1 else part.contiguous() for part in (q, k))
-    tokens, q_heads, head_size = q.shape
+    tokens, q_heads, _ = q.shape
     library().twofold_rope(
         q.data_ptr(),
         k.data_ptr(),
@@ -88,7 +83,6 @@ def rope(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: 
         cos_sin.shape[1] // 2,
         positions.data_ptr(),
         interleaved,
-        _threads(tokens * q_heads * head_size),
     )
     return q, k
 
@@ -100,9 +94,5 @@ def silu_and_mul(x: Tensor) -> Tensor:
     size = x.shape[-1] // 2
     rows = x.numel() // (2 * size)
     out = torch.empty((*x.shape[:-1], size))
-    library().twofold_silu_and_mul(x.data_ptr(), rows, x.stride(-2), size, out.data_ptr(), _threads(rows * size * 4))
+    library().twofold_silu_and_mul(x.data_ptr(), rows, x.stride(-2), size, out.data_ptr())
     return out
-
-
-def _threads(elements: int) -> int:
-    return 1 if elements < _SERIAL_ELEMENTS else torch.get_num_threads()

@@ -16,6 +16,11 @@
 /* How far ahead weights are asked for when each is used once, in features. */
 #define PREFETCH_K 48
 
+/* Rows of x per piece of work: many enough to pay for decoding a panel, few enough to share out a prompt evenly. */
+#define ROW_CHUNK (TILE_ROWS * 16)
+/* Multiplications that are worth claiming by themselves, some microseconds. */
+#define PIECE_WORK (1 << 15)
+
 int twofold_panel_width(void) { return PANEL; }
 
 struct linear {
@@ -37,6 +42,7 @@ struct linear {
     ptrdiff_t groups;
     ptrdiff_t group_size;
     int bits;
+    ptrdiff_t piece_panels; /* panels per piece of work */
 };
 
 #define UNROLL_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < rows; r++)
@@ -245,7 +251,13 @@ static void expand_block(const struct linear *p, struct place at, float *out) {
     }
 }
 
-/* Rows and panels of y that one thread computes. */
+static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
+
+static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
+
+static ptrdiff_t num_panels(const struct linear *p) { return (p->out_features + PANEL - 1) / PANEL; }
+
+/* Rows and panels of y that are computed together. */
 struct share {
     ptrdiff_t first_panel, last_panel, first_row, last_row;
 };
@@ -291,34 +303,42 @@ static void run_block(const struct linear *p, const struct share *share, ptrdiff
     }
 }
 
-static void run_share(void *arg, int thread, int num_threads) {
+/* Items of a product: chunks of ROW_CHUNK rows, each cut into groups of panels, the panels of one chunk first. */
+static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct linear *p = arg;
-    struct share share;
-    ptrdiff_t panels = (p->out_features + PANEL - 1) / PANEL;
-    int across = num_threads <= panels ? num_threads : (int)panels;
-    int down = num_threads / across;
-    if (thread >= across * down) return;
-    team_share(panels, thread % across, across, &share.first_panel, &share.last_panel);
-    team_share(p->rows, thread / across, down, &share.first_row, &share.last_row);
+    ptrdiff_t panels = num_panels(p), groups = (panels + p->piece_panels - 1) / p->piece_panels;
     float *scratch = p->codes ? thread_scratch(GROUP_PANELS * BLOCK_K * PANEL * sizeof(float)) : NULL;
     ptrdiff_t sums = (p->in_features + SUM_K - 1) / SUM_K, blocks = (p->in_features + BLOCK_K - 1) / BLOCK_K;
     ptrdiff_t block = blocks ? (sums + blocks - 1) / blocks * SUM_K : SUM_K;
-    for (ptrdiff_t panel = share.first_panel; panel < share.last_panel; panel += GROUP_PANELS)
-        for (ptrdiff_t k = 0; k < p->in_features; k += block) run_block(p, &share, panel, k, block, scratch);
+    for (ptrdiff_t item = first; item < last; item++) {
+        ptrdiff_t row = item / groups * ROW_CHUNK, start = item % groups * p->piece_panels;
+        struct share share = {start, smaller(start + p->piece_panels, panels), row, smaller(row + ROW_CHUNK, p->rows)};
+        for (ptrdiff_t panel = share.first_panel; panel < share.last_panel; panel += GROUP_PANELS)
+            for (ptrdiff_t k = 0; k < p->in_features; k += block) run_block(p, &share, panel, k, block, scratch);
+    }
+}
+
+/* Few pieces would leave threads idle at the end, tiny ones cost more to claim than to compute. */
+static void run(struct linear *p) {
+    ptrdiff_t panels = num_panels(p), chunks = (p->rows + ROW_CHUNK - 1) / ROW_CHUNK, pieces = 8 * (ptrdiff_t)team_size();
+    p->piece_panels = smaller(larger(panels * chunks / pieces, 1), GROUP_PANELS);
+    ptrdiff_t work = smaller(p->rows, ROW_CHUNK) * p->in_features * p->piece_panels * PANEL;
+    ptrdiff_t items = chunks * ((panels + p->piece_panels - 1) / p->piece_panels);
+    team_run(run_items, p, items, team_grain(PIECE_WORK, work));
 }
 
 void twofold_linear_dense(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,
-                          const float *weight, const float *bias, float *y, ptrdiff_t y_stride, int num_threads) {
+                          const float *weight, const float *bias, float *y, ptrdiff_t y_stride) {
     struct linear p = {x, x_stride, rows, in_features, out_features, bias, y, y_stride, .weight = weight};
-    team_run(run_share, &p, num_threads);
+    run(&p);
 }
 
 void twofold_linear_low_bit(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,
                             const int32_t *codes, const float *scales, const uint8_t *zeros, ptrdiff_t words, ptrdiff_t groups,
-                            ptrdiff_t group_size, int bits, const float *bias, float *y, ptrdiff_t y_stride, int num_threads) {
+                            ptrdiff_t group_size, int bits, const float *bias, float *y, ptrdiff_t y_stride) {
     struct linear p = {x, x_stride, rows, in_features, out_features, bias, y, y_stride, NULL,
-                       codes, scales, zeros, words, groups, group_size, bits};
-    team_run(run_share, &p, num_threads);
+                       codes, scales, zeros, words, groups, group_size, bits, 0};
+    run(&p);
 }
 
 struct packing {
@@ -327,10 +347,8 @@ struct packing {
     ptrdiff_t rows, columns, stride;
 };
 
-static void pack_share(void *arg, int thread, int num_threads) {
+static void pack_panels(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct packing *p = arg;
-    ptrdiff_t first, last;
-    team_share((p->rows + PANEL - 1) / PANEL, thread, num_threads, &first, &last);
     for (ptrdiff_t panel = first; panel < last; panel++)
         for (ptrdiff_t k = 0; k < p->columns; k++)
             for (int lane = 0; lane < PANEL; lane++) {
@@ -340,7 +358,7 @@ static void pack_share(void *arg, int thread, int num_threads) {
 }
 
 /* 32-bit source [rows, columns] -> panels [ceil(rows/PANEL)][columns][PANEL], padded with zeros. */
-void twofold_pack_panels(const int32_t *source, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t stride, int32_t *panels, int num_threads) {
+void twofold_pack_panels(const int32_t *source, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t stride, int32_t *panels) {
     struct packing p = {source, panels, rows, columns, stride};
-    team_run(pack_share, &p, num_threads);
+    team_run(pack_panels, &p, (rows + PANEL - 1) / PANEL, team_grain(PIECE_WORK, columns * PANEL));
 }

@@ -15,9 +15,6 @@ from torch import Tensor
 from ...quant.canonical import CanonicalWeight, DenseWeight, PackedWeight, dequantize
 from .library import library
 
-# Below so many multiplications the thread team costs more than it saves.
-_SERIAL_WORK = 1 << 16
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DensePanels:
@@ -52,7 +49,7 @@ def prepare_dense(weight: CanonicalWeight, dtype: torch.dtype) -> DensePanels:
 
 def run_dense(x: Tensor, weight: DensePanels, bias: Tensor | None = None) -> Tensor:
     """x [T,K] float32 -> [T,N]."""
-    x, rows, threads = _rows(x, bias, weight.in_features, weight.out_features)
+    x, rows = _rows(x, bias, weight.in_features)
     y = torch.empty((rows, weight.out_features))
     library().twofold_linear_dense(
         x.data_ptr(),
@@ -64,7 +61,6 @@ def run_dense(x: Tensor, weight: DensePanels, bias: Tensor | None = None) -> Ten
         None if bias is None else bias.data_ptr(),
         y.data_ptr(),
         weight.out_features,
-        threads,
     )
     return y
 
@@ -92,7 +88,7 @@ def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> 
     """x [T,K] float32 -> [T,N]."""
     if weight.perm is not None:
         x = x.index_select(1, weight.perm)
-    x, rows, threads = _rows(x, bias, weight.in_features, weight.out_features)
+    x, rows = _rows(x, bias, weight.in_features)
     y = torch.empty((rows, weight.out_features))
     library().twofold_linear_low_bit(
         x.data_ptr(),
@@ -110,7 +106,6 @@ def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> 
         None if bias is None else bias.data_ptr(),
         y.data_ptr(),
         weight.out_features,
-        threads,
     )
     return y
 
@@ -121,16 +116,14 @@ def _pack(matrix: Tensor) -> Tensor:
     width = library().twofold_panel_width()
     rows, columns = matrix.shape
     panels = torch.empty((-(-rows // width), columns, width), dtype=matrix.dtype)
-    library().twofold_pack_panels(matrix.data_ptr(), rows, columns, columns, panels.data_ptr(), torch.get_num_threads())
+    library().twofold_pack_panels(matrix.data_ptr(), rows, columns, columns, panels.data_ptr())
     return panels
 
 
-def _rows(x: Tensor, bias: Tensor | None, in_features: int, out_features: int) -> tuple[Tensor, int, int]:
-    """x with contiguous rows, how many they are, and how many threads the product is worth."""
+def _rows(x: Tensor, bias: Tensor | None, in_features: int) -> tuple[Tensor, int]:
+    """x with contiguous rows, and how many they are."""
     assert x.dim() == 2 and x.shape[1] == in_features and x.dtype is torch.float32, "x must be float32 [T,K]"
     if x.stride(1) != 1:
         x = x.contiguous()
-    rows = x.shape[0]
     assert bias is None or (bias.dtype is torch.float32 and bias.is_contiguous()), "bias must be float32 [N]"
-    serial = rows * in_features * out_features < _SERIAL_WORK
-    return x, rows, 1 if serial else torch.get_num_threads()
+    return x, x.shape[0]

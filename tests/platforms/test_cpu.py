@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from twofold.platforms import cgroup, cpu
+from twofold.platforms import cgroup, cpu, cpu_threads
 from twofold.platforms.cpu_info import parse_cpuinfo, x86_level
 
 V2 = "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3"
@@ -126,14 +126,17 @@ def test_free_memory_is_what_the_container_leaves(monkeypatch):
 def test_threads_follow_the_quota(monkeypatch):
     monkeypatch.setattr(cpu, "cpu_quota", lambda: 1)
     platform = cpu.CpuPlatform()
-    threads = torch.get_num_threads()
+    threads, kernel_threads = torch.get_num_threads(), cpu_threads.num_threads()
     try:
         platform.set_threads(None)
         assert torch.get_num_threads() == 1
         platform.set_threads(3)
         assert torch.get_num_threads() == 3
         assert platform.describe()["threads"] == "3"
+        platform.set_threads(3, torch_too=False)
+        assert (torch.get_num_threads(), platform.describe()["threads"]) == (1, "3")
     finally:
+        cpu_threads.set_num_threads(kernel_threads)
         torch.set_num_threads(threads)
     assert platform.preferred_dtype(torch.bfloat16) is torch.float32
     platform.synchronize()

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import expected_attention, make_case
 from twofold.kernels import reference
 from twofold.kernels.cpu import attention, elementwise, library, linear
+from twofold.platforms import cpu_threads
 from twofold.quant.canonical import DenseWeight, PackedWeight, dequantize, pack
 from twofold.quant.scheme import WeightOnly
 
@@ -74,6 +75,7 @@ def check_elementwise() -> None:
 def main(path: str) -> None:
     opened = library.open_library(Path(path))
     library.load = lambda: opened  # type: ignore[assignment]
+    cpu_threads.set_num_threads(3)
     torch.manual_seed(0)
     check_linear()
     check_attention()

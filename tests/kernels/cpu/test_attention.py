@@ -11,6 +11,7 @@ from attention_cases import AttentionCase, expected_attention, make_case
 from twofold.kernels import reference
 from twofold.kernels.cpu.attention import paged_attention, write_kv
 from twofold.kernels.cpu.library import unavailable
+from twofold.platforms import cpu_threads
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no compiled kernels: {unavailable()}")
 
@@ -33,6 +34,16 @@ def test_attention(shape, lengths):
     heads, kv_heads, head_size, block_size = shape
     case = make_case(lengths, num_heads=heads, num_kv_heads=kv_heads, head_size=head_size, block_size=block_size)
     torch.testing.assert_close(run(case).double(), expected_attention(case, 0.3), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [4, 5, 16, 17, 20, 33])
+def test_a_prompt_whose_rows_fill_several_groups_of_one_tile(tokens):
+    """Three rows per token: 20 tokens make two blocks of rows, of which the second starts inside a tile of keys."""
+    lengths = [(tokens, tokens), (tokens, tokens + 131)]
+    case = make_case(lengths, num_heads=9, num_kv_heads=3, head_size=64, block_size=16)
+    result, expected = run(case).double(), expected_attention(case, 0.3)
+    for row in range(2 * tokens):
+        torch.testing.assert_close(result[row], expected[row], atol=1e-5, rtol=1e-5, msg=f"row {row}")
 
 
 @pytest.mark.parametrize(
@@ -77,10 +88,10 @@ def test_any_cache_strides_and_a_query_slice(order):
 def test_a_row_does_not_depend_on_batch_mates_chunks_or_threads():
     case = make_case([(60, 333), (1, 77)], num_heads=6, num_kv_heads=2, head_size=64, block_size=16)
     whole = run(case)
-    threads = torch.get_num_threads()
+    threads = cpu_threads.num_threads()
     try:
         for count in (1, 3):
-            torch.set_num_threads(count)
+            cpu_threads.set_num_threads(count)
             for first, last in ((0, 1), (0, 7), (7, 60), (59, 60)):
                 batch = dataclasses.replace(
                     case.batch,
@@ -93,7 +104,7 @@ def test_a_row_does_not_depend_on_batch_mates_chunks_or_threads():
                 part = dataclasses.replace(case, query=case.query[first:last], batch=batch)
                 assert torch.equal(run(part), whole[first:last])
     finally:
-        torch.set_num_threads(threads)
+        cpu_threads.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("tokens", [1, 20])

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..platforms.spec import DeviceSpec
-from ..quant.canonical import CanonicalWeight, DenseWeight, dequantize
 from ..quant.scheme import Dense
 from . import reference
 from .attention_batch import AttentionBatch
 from .problems import AttentionProblem, LinearProblem
+from .quantized_linear import prepare_dense, register_quantized_ops
 from .registry import Candidate, Quality, Registry
 
 
@@ -54,23 +54,7 @@ def register_torch_ops(registry: Registry, spec: DeviceSpec) -> None:
             prepare=prepare_dense,
         )
     )
-    registry.register(
-        Candidate(
-            op="linear",
-            name="torch_dequantized",
-            quality=Quality.DEQUANTIZING,
-            can_run=_always,
-            run=reference.linear,
-            prepare=prepare_dense,
-        )
-    )
-
-
-def prepare_dense(weight: CanonicalWeight, dtype: torch.dtype) -> Tensor:
-    """The weight as one contiguous [N,K] matrix of ``dtype``; a packed one is dequantized here, once."""
-    if isinstance(weight, DenseWeight):
-        return weight.weight.to(dtype).contiguous()
-    return dequantize(weight, dtype).contiguous()
+    register_quantized_ops(registry, spec)
 
 
 def sdpa_attention(

@@ -1,19 +1,35 @@
 """The canonical layout: one in-memory form per scheme, whatever tool wrote the checkpoint.
 
 GPTQ, AWQ and compressed-tensors weights of the same scheme end in the same ``PackedWeight`` and so in the same kernel.
+Weights keep their stored width here, 4 or 8 bits; a kernel may expand them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .eight_bit import EightBitWeight, int8_as_packed_fields, same_input, stack_eight_bit
+from .micro_scaled import MicroScaledWeight, stack_micro_scaled
 from .packing import num_words, pack, unpack
-from .scheme import Dense, Scheme, WeightOnly
+from .scheme import Dense, Int8, LowBit, Offset, Scheme, WeightOnly
 
-__all__ = ["CanonicalWeight", "DenseWeight", "PackedWeight", "dequantize", "merge", "pack", "unpack"]
+__all__ = [
+    "CanonicalWeight",
+    "DenseWeight",
+    "EightBitWeight",
+    "MicroScaledWeight",
+    "PackedWeight",
+    "dequantize",
+    "int8_as_packed",
+    "merge",
+    "pack",
+    "unpack",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,17 +59,20 @@ class PackedWeight:
     ``shape``    (N, K).
     ``qweight``  int32 [N, ceil(K * bits / 32)]: unsigned codes as a little-endian bit stream along K (``packing.py``).
     ``scales``   [N, G] in the checkpoint's floating-point type; they may be negative.
-    ``zeros``    uint8 [N, G], or None: every zero is ``2 ** (bits - 1)``.
+    ``zeros``    uint8 [N, G] (``Offset``: float32), or None: every zero is ``2 ** (bits - 1)``.
     ``perm``     int32 [K] or None. Packed column j belongs to input feature ``perm[j]``: y = x[:, perm] @ W_packed.T.
+    ``input_scale``, ``input_zero``  float32 scalars for static activations (``LowBit``), or None.
     Packed column j is in group ``j // group_size``; the last group may be short.
     """
 
-    scheme: WeightOnly
+    scheme: WeightOnly | Offset | LowBit
     shape: tuple[int, int]
     qweight: Tensor
     scales: Tensor
     zeros: Tensor | None = None
     perm: Tensor | None = None
+    input_scale: Tensor | None = None
+    input_zero: Tensor | None = None
 
     def __post_init__(self) -> None:
         (rows, columns), groups = self.shape, self.num_groups
@@ -78,13 +97,15 @@ class PackedWeight:
         return sum(t.nbytes for t in (self.qweight, self.scales, self.zeros, self.perm) if t is not None)
 
 
-CanonicalWeight = DenseWeight | PackedWeight
+CanonicalWeight = DenseWeight | PackedWeight | EightBitWeight | MicroScaledWeight
 
 
 def dequantize(weight: CanonicalWeight, dtype: torch.dtype = torch.float32) -> Tensor:
     """The matrix [N, K] that a weight stands for, columns in the order of the input features."""
     if isinstance(weight, DenseWeight):
         return weight.weight.to(dtype)
+    if not isinstance(weight, PackedWeight):
+        return weight.dequantize().to(dtype)
     columns = weight.shape[1]
     codes = unpack(weight.qweight, weight.scheme.bits, columns).to(torch.float32)
     codes -= _per_column(_zeros(weight), weight.group_size, columns)
@@ -97,31 +118,37 @@ def dequantize(weight: CanonicalWeight, dtype: torch.dtype = torch.float32) -> T
 
 
 def merge(parts: list[CanonicalWeight]) -> list[CanonicalWeight]:
-    """One weight stacking ``parts`` along N where they can share a matrix, else the parts unchanged."""
-    first = parts[0]
+    """One weight stacking ``parts`` along N where they can share a matrix, else the parts unchanged.
+
+    Parts keep their own scales. Parts whose static input scales differ do not share a matrix: a common one would round
+    the input of one of them on another's grid.
+    """
     if len(parts) == 1:
         return parts
-    if all(isinstance(part, DenseWeight) for part in parts):
-        same = all(part.shape[1] == first.shape[1] for part in parts)
-        return [DenseWeight(torch.cat([dequantize(part, _dense_dtype(first)) for part in parts]))] if same else parts
-    packed = [part for part in parts if isinstance(part, PackedWeight)]
-    if len(packed) != len(parts) or not all(_mergeable(packed[0], part) for part in packed):
-        return parts
-    return [_stack(packed)]
+    kind = type(parts[0])
+    merged = _STACKS[kind](parts) if all(type(part) is kind for part in parts) else None
+    return parts if merged is None else [merged]
 
 
-def _dense_dtype(weight: CanonicalWeight) -> torch.dtype:
-    assert isinstance(weight, DenseWeight)
-    return weight.weight.dtype
+def int8_as_packed(weight: EightBitWeight) -> PackedWeight:
+    """int8 codes as unsigned 8-bit ones around 128, one scale per output feature and group."""
+    assert isinstance(weight.scheme, Int8), f"{weight.scheme} has no integer codes"
+    scheme, qweight, scales, zeros = int8_as_packed_fields(
+        weight.codes, weight.scales, weight.zeros, weight.scheme.block
+    )
+    return PackedWeight(scheme, weight.shape, qweight, scales, zeros)
 
 
-def _mergeable(a: PackedWeight, b: PackedWeight) -> bool:
-    if a.scheme != b.scheme or a.shape[1] != b.shape[1] or a.scales.dtype != b.scales.dtype:
-        return False
-    return a.perm is None or (b.perm is not None and torch.equal(a.perm, b.perm))
+def _stack_dense(parts: list[DenseWeight]) -> DenseWeight | None:
+    first = parts[0].weight
+    if any(part.shape[1] != first.shape[1] for part in parts):
+        return None
+    return DenseWeight(torch.cat([part.weight.to(first.dtype) for part in parts]))
 
 
-def _stack(parts: list[PackedWeight]) -> PackedWeight:
+def _stack_packed(parts: list[PackedWeight]) -> PackedWeight | None:
+    if not all(_mergeable(parts[0], part) for part in parts):
+        return None
     zeros = [part.zeros for part in parts if part.zeros is not None]
     return replace(
         parts[0],
@@ -130,6 +157,22 @@ def _stack(parts: list[PackedWeight]) -> PackedWeight:
         scales=torch.cat([part.scales for part in parts]),
         zeros=torch.cat(zeros) if zeros else None,
     )
+
+
+def _mergeable(a: PackedWeight, b: PackedWeight) -> bool:
+    if a.scheme != b.scheme or a.shape[1] != b.shape[1] or a.scales.dtype != b.scales.dtype:
+        return False
+    if not same_input((a.input_scale, a.input_zero), (b.input_scale, b.input_zero)):
+        return False
+    return a.perm is None or (b.perm is not None and torch.equal(a.perm, b.perm))
+
+
+_STACKS: dict[type, Callable[[list[Any]], CanonicalWeight | None]] = {
+    DenseWeight: _stack_dense,
+    PackedWeight: _stack_packed,
+    EightBitWeight: stack_eight_bit,
+    MicroScaledWeight: stack_micro_scaled,
+}
 
 
 def _zeros(weight: PackedWeight) -> Tensor:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, UnsupportedError
+from .awq import AWQFormat
 from .base import Format, TensorSource
 from .dense import DenseFormat
 from .gptq import GPTQFormat
 
-__all__ = ["DenseFormat", "Format", "GPTQFormat", "TensorSource", "detect_format", "read_quantization"]
+__all__ = ["AWQFormat", "DenseFormat", "Format", "GPTQFormat", "TensorSource", "detect_format", "read_quantization"]
 
-SERVED = ("gptq",)
+_FORMATS: dict[str, Callable[[Mapping[str, Any]], Format]] = {
+    "gptq": GPTQFormat,
+    "awq": AWQFormat,
+}
+SERVED = tuple(_FORMATS)
 # Where tools wrote the config before it moved into config.json.
 SIDE_CONFIGS = ("quantize_config.json", "quant_config.json")
 
@@ -27,8 +32,8 @@ def detect_format(quantization: Mapping[str, Any] | None) -> Format:
     if not quantization:
         return DenseFormat()
     method = quantization_method(quantization)
-    if method == "gptq":
-        return GPTQFormat(quantization)
+    if method in _FORMATS:
+        return _FORMATS[method](quantization)
     raise UnsupportedError(
         f"quantization method {method!r} is not served; there are {', '.join(SERVED)} and plain weights"
     )

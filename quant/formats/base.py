@@ -3,67 +3,84 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ...errors import UnsupportedError
 from ..canonical import CanonicalWeight
 from ..scheme import Scheme
+from .base_source import TensorSource
+from .names import stored_module
 
-
-class TensorSource(Protocol):
-    """Named tensors on disk; ``get`` reads one. A checkpoint reader satisfies it."""
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Every tensor there is."""
-        ...
-
-    def has(self, name: str) -> bool: ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape from the header, without reading the data."""
-        ...
-
-    def dtype(self, name: str) -> torch.dtype: ...
-
-    def get(self, name: str) -> Tensor:
-        """Read one tensor; CheckpointError when it is missing or cut off."""
-        ...
-
-    def location(self, name: str) -> str:
-        """Where the tensor lies, for messages: the file's name, or the files searched when there is none."""
-        ...
+__all__ = ["Format", "TensorSource"]
 
 
 class Format(ABC):
-    """One on-disk format, set up by one checkpoint's quantization config."""
+    """One on-disk format, set up by one checkpoint's quantization config.
+
+    ``marks`` are last names of tensors that only quantized modules have.
+    """
 
     name: str
+    marks: tuple[str, ...] = ()
 
     @abstractmethod
     def scheme(self, module: str) -> Scheme:
-        """The scheme that the config declares for one linear module (``model.layers.0.self_attn.q_proj``)."""
+        """The scheme that the config declares for one linear module (``model.layers.0.self_attn.q_proj``).
 
-    @abstractmethod
-    def load(self, source: TensorSource, module: str, dtype: torch.dtype) -> CanonicalWeight:
-        """Read one linear module's weight [N, K]; ``dtype`` is that of a dense result.
-
-        CheckpointError when tensors are missing or do not fit each other.
+        UnsupportedError names a module whose scheme is not served.
         """
 
     @abstractmethod
     def tensor_names(self, module: str) -> tuple[str, ...]:
         """Every tensor name that the weight of ``module`` may use in this format, present or not, biases aside."""
 
+    @abstractmethod
+    def stored_scheme(self, source: TensorSource, module: str) -> tuple[Scheme, tuple[int, int]]:
+        """Scheme and shape (N, K) of a stored module, from headers alone.
+
+        CheckpointError when its tensors do not fit each other, UnsupportedError when it cannot be served; both name it.
+        """
+
+    @abstractmethod
+    def _load(self, source: TensorSource, module: str, dtype: torch.dtype) -> CanonicalWeight:
+        """``load`` of a module under the name it is stored under."""
+
+    def load(self, source: TensorSource, module: str, dtype: torch.dtype) -> CanonicalWeight:
+        """Read one linear module's weight [N, K]; ``dtype`` is that of a dense result.
+
+        CheckpointError when tensors are missing or do not fit each other.
+        """
+        return self._load(source, stored_module(source, module), dtype)
+
     def load_bias(self, source: TensorSource, module: str, dtype: torch.dtype) -> Tensor | None:
         """The stored bias [N], or None when there is none or it is all zero.
 
         auto-gptq writes an all-zero bias for every layer it quantizes, whether the model has biases or not.
         """
-        name = f"{module}.bias"
+        name = f"{stored_module(source, module)}.bias"
         if not source.has(name):
             return None
         bias = source.get(name).to(dtype)
         return bias if bool(bias.any()) else None
+
+    def quantized_modules(self, source: TensorSource) -> list[str]:
+        """Modules that are stored quantized, sorted."""
+        pairs = (name.rpartition(".") for name in source.names)
+        return sorted({module for module, _, part in pairs if part in self.marks})
+
+    def check(self, source: TensorSource) -> list[tuple[str, Scheme, tuple[int, int]]]:
+        """(module, scheme, (N, K)) of every module that is stored quantized, from headers alone.
+
+        The first one that cannot be served raises UnsupportedError or CheckpointError.
+        """
+        rows = []
+        for module in self.quantized_modules(source):
+            if module.endswith("embed_tokens"):
+                raise UnsupportedError(
+                    f"{module} is stored quantized ({self.name}); token embeddings are served in 16 or 32 bits: "
+                    f"quantize the model with the embedding ignored"
+                )
+            rows.append((module, *self.stored_scheme(source, module)))
+        return rows

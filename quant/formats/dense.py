@@ -18,7 +18,11 @@ class DenseFormat(Format):
     def scheme(self, module: str) -> Dense:
         return Dense()
 
-    def load(self, source: TensorSource, module: str, dtype: torch.dtype) -> DenseWeight:
+    def stored_scheme(self, source: TensorSource, module: str) -> tuple[Dense, tuple[int, int]]:
+        rows, columns = source.shape(f"{module}.weight")
+        return Dense(), (rows, columns)
+
+    def _load(self, source: TensorSource, module: str, dtype: torch.dtype) -> DenseWeight:
         return load_dense(source, module, dtype)
 
     def tensor_names(self, module: str) -> tuple[str, ...]:
@@ -29,9 +33,14 @@ def load_dense(source: TensorSource, module: str, dtype: torch.dtype) -> DenseWe
     """Read ``<module>.weight`` as [N, K]."""
     name = f"{module}.weight"
     weight = source.get(name)
-    if weight.dim() != 2 or not weight.is_floating_point():
+    if weight.dim() != 2 or not is_plain(weight.dtype):
         raise CheckpointError(
             f"{name} in {source.location(name)} is {weight.dtype} {list(weight.shape)}; "
             f"a plain linear layer needs a floating-point matrix [N, K]"
         )
     return DenseWeight(weight.to(dtype))
+
+
+def is_plain(dtype: torch.dtype) -> bool:
+    """Whether values of this dtype stand for themselves: floating point, and not the codes of an 8-bit format."""
+    return dtype.is_floating_point and dtype.itemsize > 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ class GPTQFormat(Format):
     """Versions 1 and 2; 2, 3, 4 and 8 bits; any g_idx; per-module overrides; a quantized or a plain head."""
 
     name = "gptq"
+    marks = ("qweight",)
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.config: GPTQConfig = parse_gptq_config(raw)
@@ -46,7 +48,15 @@ class GPTQFormat(Format):
     def tensor_names(self, module: str) -> tuple[str, ...]:
         return tuple(f"{module}.{part}" for part in ("weight", "qweight", "qzeros", "scales", "g_idx"))
 
-    def load(self, source: TensorSource, module: str, dtype: torch.dtype) -> CanonicalWeight:
+    def stored_scheme(self, source: TensorSource, module: str) -> tuple[Scheme, tuple[int, int]]:
+        """The zeros and g_idx may still make the loaded scheme symmetric, or take its act-order away."""
+        reader = _PackedReader(source, module, self.config)
+        declared = self.scheme(module)
+        if not isinstance(declared, WeightOnly):
+            declared = WeightOnly(reader.bits, -1)
+        return replace(declared, bits=reader.bits), (reader.rows, reader.columns)
+
+    def _load(self, source: TensorSource, module: str, dtype: torch.dtype) -> CanonicalWeight:
         """What is stored decides, whatever the config says: ``qweight`` is quantized, ``weight`` is dense."""
         packed, plain = source.has(f"{module}.qweight"), source.has(f"{module}.weight")
         if packed and plain:

@@ -25,8 +25,6 @@ def test_method_by_name_and_by_keys() -> None:
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        ({"quant_method": "awq", "bits": 4}, "awq"),
-        ({"w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "GEMM"}, "awq"),
         ({"quant_method": "hqq"}, "hqq"),
         ({"load_in_4bit": True}, "unknown"),
     ],

@@ -16,6 +16,7 @@ _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_float
 
 _SIGNATURES: dict[str, list[type]] = {
     "twofold_set_threads_cell": [_P],
+    "twofold_advise_large_pages": [_P, _N],
     "twofold_panel_width": [],
     "twofold_pack_panels": [_P, _N, _N, _N, _P],
     "twofold_linear_dense": [_P, _N, _N, _N, _N, _P, _P, _P, _N],

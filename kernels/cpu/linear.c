@@ -96,20 +96,24 @@ INLINE struct group load_group(const struct linear *p, const int bits, ptrdiff_t
     return group;
 }
 
-/* The weight that code number j of each lane's word stands for: (code - zero) * scale, the difference being exact. */
-INLINE vf decode(vi word, const int bits, int j, vf scale, vf zero) {
+/* The weight that code number j of each lane's word stands for: (code - zero) * scale, the difference being exact. Where
+   `centred`, zero is half the codes' range, and with a table of codes minus zero the difference costs nothing. */
+INLINE vf decode(vi word, const int bits, const int centred, int j, vf scale, vf zero) {
     vi code = word >> (bits * j);
 #if defined(__AVX512F__)
     if (bits == 4) {
-        const __m512 value = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        return ((vf)_mm512_permutexvar_ps((__m512i)code, value) - zero) * scale;
+        const float shift = centred ? -8.0f : 0.0f;
+        const vf value = (vf)_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) + splat(shift);
+        vf difference = (vf)_mm512_permutexvar_ps((__m512i)code, (__m512)value);
+        return (centred ? difference : difference - zero) * scale;
     }
 #endif
+    (void)centred;
     return (to_float(code & splat_int((1 << bits) - 1)) - zero) * scale;
 }
 
 /* dense_tile on features first..last of a low-bit panel, decoding in registers. */
-INLINE void low_bit_tile(const struct linear *p, const int bits, const int rows, const float *x, ptrdiff_t panel,
+INLINE void low_bit_tile(const struct linear *p, const int bits, const int centred, const int rows, const float *x, ptrdiff_t panel,
                          ptrdiff_t first, ptrdiff_t last, accumulators sum) {
     const int per_word = 32 / bits;
     const int32_t *codes = p->codes + panel * p->words * PANEL;
@@ -129,7 +133,7 @@ INLINE void low_bit_tile(const struct linear *p, const int bits, const int rows,
 #pragma GCC unroll 8
                 for (int j = 0; j < per_word; j++) {
                     vf column[PANEL_VECS];
-                    UNROLL_VECS column[v] = decode(word[v], bits, j, group.scale[v], group.zero[v]);
+                    UNROLL_VECS column[v] = decode(word[v], bits, centred, j, group.scale[v], group.zero[v]);
                     UNROLL_ROWS {
                         vf value = splat(x[r * p->x_stride + k + j]);
                         UNROLL_VECS sum[r][v] += column[v] * value;
@@ -138,7 +142,7 @@ INLINE void low_bit_tile(const struct linear *p, const int bits, const int rows,
             } else {
                 for (int j = 0; j < count; j++) {
                     vf column[PANEL_VECS];
-                    UNROLL_VECS column[v] = decode(word[v], bits, j, group.scale[v], group.zero[v]);
+                    UNROLL_VECS column[v] = decode(word[v], bits, centred, j, group.scale[v], group.zero[v]);
                     UNROLL_ROWS {
                         vf value = splat(x[r * p->x_stride + k + j]);
                         UNROLL_VECS sum[r][v] += column[v] * value;
@@ -162,7 +166,7 @@ INLINE void expand(const struct linear *p, const int bits, ptrdiff_t panel, ptrd
             int count = end - k < per_word ? (int)(end - k) : per_word;
             for (int j = 0; j < count; j++, out += PANEL)
                 UNROLL_VECS store(out + v * LANES,
-                                  decode(load_int(place + v * LANES), bits, j, group.scale[v], group.zero[v]));
+                                  decode(load_int(place + v * LANES), bits, 0, j, group.scale[v], group.zero[v]));
         }
     }
 }
@@ -175,14 +179,14 @@ struct place {
     ptrdiff_t step;
 };
 
-INLINE void run_part(const struct linear *p, const int rows, const int bits, struct place at) {
+INLINE void run_part(const struct linear *p, const int rows, const int bits, const int centred, struct place at) {
     accumulators sum;
     UNROLL_ROWS UNROLL_VECS sum[r][v] = (vf){0};
     const float *x = p->x + at.row * p->x_stride;
     if (bits == 0)
         dense_tile(rows, x + at.first, p->x_stride, at.dense, at.last - at.first, at.ahead, at.step, sum);
     else
-        low_bit_tile(p, bits, rows, x, at.panel, at.first, at.last, sum);
+        low_bit_tile(p, bits, centred, rows, x, at.panel, at.first, at.last, sum);
     float *y = p->y + at.row * p->y_stride + at.panel * PANEL;
     const float *bias = p->bias ? p->bias + at.panel * PANEL : NULL;
     ptrdiff_t width = p->out_features - at.panel * PANEL;
@@ -199,18 +203,18 @@ INLINE void run_part(const struct linear *p, const int rows, const int bits, str
         }
 }
 
-INLINE void run_tile(const struct linear *p, const int rows, const int bits, struct place at) {
+INLINE void run_tile(const struct linear *p, const int rows, const int bits, const int centred, struct place at) {
     struct place part = at;
     for (; part.first < at.last; part.first += SUM_K) {
         part.last = part.first + SUM_K < at.last ? part.first + SUM_K : at.last;
-        run_part(p, rows, bits, part);
+        run_part(p, rows, bits, centred, part);
         part.dense += SUM_K * PANEL;
         part.ahead += SUM_K * part.step;
     }
 }
 
 #define CASE(n) \
-    case n: run_tile(p, n, 0, at); break;
+    case n: run_tile(p, n, 0, 0, at); break;
 
 static void dense_rows(const struct linear *p, int rows, struct place at) {
     switch (rows) {
@@ -225,12 +229,13 @@ static void dense_rows(const struct linear *p, int rows, struct place at) {
 }
 #undef CASE
 
-#define CASE(n, bits) \
-    case 8 * n + bits / 2: run_tile(p, n, bits, at); break;
-#define CASES(n) CASE(n, 2) CASE(n, 4) CASE(n, 8)
+#define CASE(n, bits, centred) \
+    case 16 * n + 2 * (bits / 2) + centred: run_tile(p, n, bits, centred, at); break;
+#define CASES(n) CASE(n, 2, 0) CASE(n, 4, 0) CASE(n, 4, 1) CASE(n, 8, 0)
 
 static void low_bit_rows(const struct linear *p, int rows, struct place at) {
-    switch (8 * rows + p->bits / 2) {
+    int centred = p->bits == 4 && !p->zeros;
+    switch (16 * rows + 2 * (p->bits / 2) + centred) {
         CASES(1) CASES(2) CASES(3)
 #if FUSED_ROWS >= 4
         CASES(4)

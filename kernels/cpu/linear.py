@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...quant.canonical import CanonicalWeight, DenseWeight, PackedWeight, dequantize
+from . import weight_memory
 from .library import library
 
 
@@ -71,7 +72,8 @@ def prepare_low_bit(weight: PackedWeight, dtype: torch.dtype) -> LowBitPanels:
     if weight.zeros is not None:
         width = library().twofold_panel_width()
         padded = F.pad(weight.zeros.to(torch.uint8), (0, 0, 0, -weight.shape[0] % width))
-        zeros = padded.view(-1, width, weight.num_groups).transpose(1, 2).contiguous()
+        panels = padded.view(-1, width, weight.num_groups).transpose(1, 2)
+        zeros = weight_memory.empty(tuple(panels.shape), torch.uint8).copy_(panels)
     return LowBitPanels(
         codes=_pack(weight.qweight),
         scales=_pack(weight.scales.to(torch.float32)),
@@ -115,7 +117,7 @@ def _pack(matrix: Tensor) -> Tensor:
     matrix = matrix.contiguous()
     width = library().twofold_panel_width()
     rows, columns = matrix.shape
-    panels = torch.empty((-(-rows // width), columns, width), dtype=matrix.dtype)
+    panels = weight_memory.empty((-(-rows // width), columns, width), matrix.dtype)
     library().twofold_pack_panels(matrix.data_ptr(), rows, columns, columns, panels.data_ptr())
     return panels
 

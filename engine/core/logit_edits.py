@@ -81,13 +81,13 @@ def _padded(
 ) -> tuple[Tensor, Tensor]:
     """Tokens ``start .. end`` of each row as one matrix, and 1.0 where an entry is real.
 
-    Short rows repeat their first token, which the operations above may meet any number of times.
+    Short rows repeat their first token, which the operations above may meet any number of times; the entries of
+    an empty row are all unreal.
     """
     lengths = end - start
     offsets = np.arange(int(lengths.max()))
     valid = offsets < lengths[:, None]
     tokens = batch.token_ids[rows[:, None], start[:, None] + np.where(valid, offsets, 0)]
-    tokens = np.where(lengths[:, None] > 0, tokens, 0)
     return _on(logits, tokens.astype(np.int64)), _on(logits, valid.astype(np.float32))
 
 

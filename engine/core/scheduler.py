@@ -156,7 +156,7 @@ class Scheduler:
     def _release(self, sample: Sample) -> None:
         self._pool.release(sample.blocks)
         sample.blocks = []
-        sample.num_computed_tokens = sample.num_registered_blocks = 0
+        sample.num_computed_tokens = 0
         if sample.row >= 0:
             self._batch.remove(sample)
 

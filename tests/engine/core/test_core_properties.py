@@ -66,7 +66,7 @@ def request_of(name: str, spec: dict[str, Any]) -> Any:
 
 
 @given(options=engines, script=actions)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_mixture(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], script: list[tuple[str, Any]]) -> None:
     with monkeypatch.context() as patch:
         recorder = KeyRecorder(patch)

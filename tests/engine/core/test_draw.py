@@ -98,7 +98,17 @@ def test_tiny_values_give_the_best_token(temperature: float, row: dict[str, floa
     assert drawn_set(logits, temperature=temperature, **row) == {77}
 
 
-@pytest.mark.parametrize("row", [{"top_p": 1e-10}, {"min_p": 1.0}, {"top_p": 1e-4, "min_p": 1.0}, {"top_k": 1}])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"top_p": 1e-10},
+        {"top_p": 1e-300},
+        {"top_p": 1e-300, "top_k": 5},
+        {"min_p": 1.0},
+        {"top_p": 1e-4, "min_p": 1.0},
+        {"top_k": 1},
+    ],
+)
 def test_at_least_the_best_token_stays(row: dict[str, float]) -> None:  # B047
     logits = torch.randn(1, 5000)
     assert drawn_set(logits, **row) == {int(logits.argmax())}

@@ -174,6 +174,26 @@ def test_prompt_logprobs_survive_preemption() -> None:
         )
 
 
+def test_prompt_logprobs_of_a_prompt_that_was_preempted_halfway() -> None:
+    model = FakeModel()
+    core = make_core(model, num_blocks=14, max_num_batched_tokens=4)
+    core.add_request(make_request("old", PROMPT[:8][::-1], max_tokens=20))
+    for _ in range(2):
+        core.step()
+    core.add_request(make_request("new", PROMPT, prompt_logprobs=0, max_tokens=2))
+    computed = []
+    while core.has_work() and not core.stats().num_preemptions:
+        computed = [sample.num_computed_tokens for sample in core._scheduler.running[1:]]
+        core.step()
+    assert core.stats().num_preemptions == 1 and 0 < computed[0] < len(PROMPT) - 1
+    entries = drain(core)["new", 0].prompt_logprobs
+    expected = expected_logits(model, PROMPT).log_softmax(-1)
+    assert entries is not None and len(entries) == 40
+    assert [entry.logprob for entry in entries[1:] if entry] == pytest.approx(
+        [expected[i, PROMPT[i + 1]].item() for i in range(39)], abs=1e-4
+    )
+
+
 @pytest.mark.parametrize("length", [1, 4, 17, 40])
 def test_logits(length: int) -> None:
     model = FakeModel()

@@ -10,14 +10,22 @@ from typing import Any
 from ...errors import ConfigError, UnsupportedError
 from .awq import AWQFormat
 from .base import Format, TensorSource
+from .bitsandbytes import BitsAndBytesFormat
+from .compressed_tensors import CompressedTensorsFormat
 from .dense import DenseFormat
+from .fp8 import Fp8Format
 from .gptq import GPTQFormat
+from .quark import QuarkFormat
 
 __all__ = ["AWQFormat", "DenseFormat", "Format", "GPTQFormat", "TensorSource", "detect_format", "read_quantization"]
 
 _FORMATS: dict[str, Callable[[Mapping[str, Any]], Format]] = {
     "gptq": GPTQFormat,
     "awq": AWQFormat,
+    "compressed-tensors": CompressedTensorsFormat,
+    "fp8": Fp8Format,
+    "quark": QuarkFormat,
+    "bitsandbytes": BitsAndBytesFormat,
 }
 SERVED = tuple(_FORMATS)
 # Where tools wrote the config before it moved into config.json.

@@ -11,6 +11,7 @@ from ...errors import UnsupportedError
 from ..canonical import CanonicalWeight
 from ..scheme import Scheme
 from .base_source import TensorSource
+from .dtypes import is_plain, is_stored_plain
 from .names import stored_module
 
 __all__ = ["Format", "TensorSource"]
@@ -66,9 +67,13 @@ class Format(ABC):
         return bias if bool(bias.any()) else None
 
     def quantized_modules(self, source: TensorSource) -> list[str]:
-        """Modules that are stored quantized, sorted."""
-        pairs = (name.rpartition(".") for name in source.names)
-        return sorted({module for module, _, part in pairs if part in self.marks})
+        """Modules that have tensors only a quantized one has, or a weight that is made of codes, sorted."""
+        found = set()
+        for name in source.names:
+            module, _, part = name.rpartition(".")
+            if part in self.marks or (part == "weight" and not is_plain(source.dtype(name))):
+                found.add(module)
+        return sorted(found)
 
     def check(self, source: TensorSource) -> list[tuple[str, Scheme, tuple[int, int]]]:
         """(module, scheme, (N, K)) of every module that is stored quantized, from headers alone.
@@ -77,7 +82,7 @@ class Format(ABC):
         """
         rows = []
         for module in self.quantized_modules(source):
-            if module.endswith("embed_tokens"):
+            if module.endswith("embed_tokens") and not is_stored_plain(source, module):
                 raise UnsupportedError(
                     f"{module} is stored quantized ({self.name}); token embeddings are served in 16 or 32 bits: "
                     f"quantize the model with the embedding ignored"

@@ -8,6 +8,7 @@ from ...errors import CheckpointError
 from ..canonical import DenseWeight
 from ..scheme import Dense
 from .base import Format, TensorSource
+from .dtypes import is_plain
 
 
 class DenseFormat(Format):
@@ -39,8 +40,3 @@ def load_dense(source: TensorSource, module: str, dtype: torch.dtype) -> DenseWe
             f"a plain linear layer needs a floating-point matrix [N, K]"
         )
     return DenseWeight(weight.to(dtype))
-
-
-def is_plain(dtype: torch.dtype) -> bool:
-    """Whether values of this dtype stand for themselves: floating point, and not the codes of an 8-bit format."""
-    return dtype.is_floating_point and dtype.itemsize > 1

@@ -26,6 +26,7 @@ from ..scheme import Scheme, WeightOnly
 from .base import Format, TensorSource
 from .dense import load_dense
 from .gptq_config import BITS, GPTQConfig, parse_gptq_config
+from .groups import contiguous_groups
 
 log = get_logger(__name__)
 
@@ -177,28 +178,3 @@ def decode_zeros(words: Tensor, bits: int, count: int, *, zeros_minus_one: bool)
     raised = words.to(torch.int64) + _ONE_PER_FIELD[bits]
     wrapped = torch.where(raised >= 2**31, raised - 2**32, raised).to(torch.int32)
     return unpack(wrapped, bits, count)
-
-
-def contiguous_groups(index: Tensor, num_groups: int) -> tuple[int, Tensor | None, Tensor | None]:
-    """Resolve any g_idx [K] into equal runs: (group size, gather [K] or None, stored group of each run or None).
-
-    Features are sorted by group. Where the groups have unequal sizes the run is their greatest common divisor and the
-    runs of one group share its scale.
-    """
-    columns = index.numel()
-    order = torch.sort(index, stable=True).indices
-    counts = torch.bincount(index)
-    size = _run_length(counts[counts > 0].tolist())
-    identity = bool((order == torch.arange(columns)).all())
-    group_of_run = index[order][::size]
-    trivial = bool(torch.equal(group_of_run, torch.arange(num_groups)))
-    return size, None if identity else order.to(torch.int32), None if trivial else group_of_run
-
-
-def _run_length(sizes: list[int]) -> int:
-    """The longest run that tiles groups of these sizes; only the last run may be short."""
-    *full, last = sizes
-    if not full:
-        return last
-    size = math.gcd(*full)
-    return size if last <= size or last % size == 0 else math.gcd(size, last)

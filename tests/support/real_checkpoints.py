@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from stored_tensors import SHARED, StoredTensors
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from twofold import LLM
-from twofold.quant.canonical import DenseWeight, dequantize
+from twofold.quant.canonical import dequantize
 from twofold.quant.formats import Format, detect_format, read_quantization
 
 CHECKPOINTS = SHARED / "checkpoints"
@@ -57,6 +58,19 @@ def row_errors(actual: Tensor, expected: Tensor) -> Tensor:
     return ((actual - expected).norm(dim=-1) / expected.norm(dim=-1)).flatten()
 
 
+def linear_modules(folder: Path) -> list[str]:
+    """The linear layers of a checkpoint's decoder, by the names that the model gives them."""
+    found = set()
+    for name in StoredTensors.from_folder(folder).names:
+        module, _, part = name.rpartition(".")
+        if part in ("weight", "qweight", "weight_packed") and (module.endswith("_proj") or ".experts." in module):
+            found.add(module)
+    if config_of(folder)["model_type"] != "mixtral":
+        return sorted(found)
+    roles = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+    return sorted(re.sub(r"(experts\.\d+\.)(\w+)$", lambda m: m[1] + roles.get(m[2], m[2]), name) for name in found)
+
+
 def dense_tensors(folder: Path, modules: list[str]) -> dict[str, Tensor]:
     """The checkpoint's float tensors, with the named modules read by our format and made dense."""
     source, layout = StoredTensors.from_folder(folder), layout_of(folder)
@@ -67,15 +81,9 @@ def dense_tensors(folder: Path, modules: list[str]) -> dict[str, Tensor]:
         bias = layout.load_bias(source, module, torch.float32)
         if bias is not None:
             tensors[f"{module}.bias"] = bias
-        assert isinstance(weight, DenseWeight) or module.endswith(layout_modules(layout, source)), module
     rest = set(source.names) - set(source.taken)
     tensors.update({name: source.tensors[name] for name in rest if name.endswith((".weight", ".bias"))})
     return tensors
-
-
-def layout_modules(layout: Format, source: StoredTensors) -> tuple[str, ...]:
-    """Last names of the modules that the format knows to be quantized."""
-    return tuple({module.rpartition(".")[2] for module in layout.quantized_modules(source)})
 
 
 def transformers_logits(folder: Path, modules: list[str], work: Path, ids: Tensor) -> Tensor:

@@ -14,15 +14,15 @@ from real_checkpoints import (
     engine_logits,
     folders,
     is_served,
+    linear_modules,
     reference,
     relative_error,
     row_errors,
     transformers_logits,
     with_logits,
 )
-from stored_tensors import StoredTensors
 
-ALL = with_logits(folders("autoawq-*"))
+ALL = with_logits(folders("autoawq-*", "autofp8-*", "llmcompressor*", "quark-*", "transformers-*"))
 SERVED = [path for path in ALL if is_served(path)]
 # Families that the engine does not have: their weights are judged inside transformers' model.
 OTHERS = [path for path in ALL if not is_served(path)]
@@ -48,14 +48,5 @@ def test_logits_of_the_engine(folder: Path) -> None:
 @pytest.mark.parametrize("folder", OTHERS, ids=lambda path: path.name)
 def test_weights_in_another_engine(folder: Path, tmp_path: Path) -> None:
     stored = reference(folder)
-    source = StoredTensors.from_folder(folder)
-    modules = sorted(
-        {
-            name.removesuffix(f".{part}")
-            for name in source.names
-            for part in ("qweight", "weight")
-            if name.endswith(f"_proj.{part}") or (".experts." in name and name.endswith(f".{part}"))
-        }
-    )
-    logits = transformers_logits(folder, modules, tmp_path, stored["input_ids"])
+    logits = transformers_logits(folder, linear_modules(folder), tmp_path, stored["input_ids"])
     assert relative_error(logits, stored["logits_weights_fp32"]) < 1e-4

@@ -1,21 +1,27 @@
 /* Causal attention over a block table, float32, online softmax (arXiv:2205.14135) over tiles of KEY_TILE positions.
 
    A work item is one request, one KV head and up to BLOCK_ROWS query rows; a row is one (token, head) pair of the group that
-   shares the KV head. Tiles start at fixed positions and each row's sums run in a fixed order, so a row's result depends neither
-   on its batch mates nor on how its prompt was cut into steps nor on the number of threads.
+   shares the KV head. Every SECTION of positions is summed up by itself and the sections' sums are merged in order, by one
+   thread that does the whole item or, when there are too few items for all threads, by the caller after the threads have done
+   a section each. Tiles and sections start at fixed positions and each row's sums run in a fixed order, so a row's result
+   depends neither on its batch mates nor on how its prompt was cut into steps nor on the number of threads.
 
    Keys are read in place where LANES consecutive slots of a block lie side by side for each feature, values where a row of
    features is contiguous and a multiple of PANEL long; else the tile is first copied into that form. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "parallel.h"
 #include "simd.h"
 
 #define KEY_TILE 128
 #define KEY_PARTS (KEY_TILE / LANES)
+#define SECTION (2 * KEY_TILE)
 #define BLOCK_ROWS (4 * TILE_ROWS)
 /* Pairs of a query row and a position that are worth claiming by themselves, some microseconds. */
 #define PIECE_PAIRS 512
+/* Below so many items per thread the sections of an item are shared out too. */
+#define SPLIT_ITEMS 4
 
 #define UNROLL_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < rows; r++)
 #define UNROLL_VECS _Pragma("GCC unroll 4") for (int v = 0; v < PANEL_VECS; v++)
@@ -36,31 +42,51 @@ struct attention {
     ptrdiff_t num_requests, table_stride;
     ptrdiff_t window; /* 0: none */
     float scale, soft_cap;
+    /* When sections are shared out: how many per item, and the state of each part. */
+    ptrdiff_t num_sections;
+    float *parts;
 };
 
 struct item {
     ptrdiff_t request, kv_head, first_row, last_row;
 };
 
+/* Running softmax of some rows: the largest score, the sum of weights relative to it, and the weighted sum of values
+   [rows][width]. */
+struct state {
+    float *largest, *total, *sum;
+};
+
 /* One thread's buffers. Rows of `sum` and of copied values are `width` floats: head_size rounded up to PANEL. */
 struct scratch {
-    float *query, *sum, *scores, *keys, *values;
-    float largest[BLOCK_ROWS], total[BLOCK_ROWS];
+    float *query, *scores, *keys, *values;
+    struct state part, whole; /* of one section, of all sections so far */
     ptrdiff_t width;
     const float *key_part[KEY_PARTS];
     ptrdiff_t key_step;
     const float *value_row[KEY_TILE];
 };
 
+static ptrdiff_t width_of(const struct attention *p) { return (p->head_size + PANEL - 1) / PANEL * PANEL; }
+
+/* Floats of a state of BLOCK_ROWS rows. */
+static size_t state_size(const struct attention *p) { return BLOCK_ROWS * (size_t)(width_of(p) + PANEL); }
+
+static struct state state_at(const struct attention *p, float *base) {
+    float *after = base + BLOCK_ROWS * width_of(p);
+    return (struct state){after, after + BLOCK_ROWS, base};
+}
+
 static struct scratch carve(const struct attention *p) {
     struct scratch s;
-    s.width = (p->head_size + PANEL - 1) / PANEL * PANEL;
-    size_t query = BLOCK_ROWS * (size_t)p->head_size, sum = BLOCK_ROWS * (size_t)s.width;
-    size_t scores = TILE_ROWS * KEY_TILE, keys = KEY_TILE * (size_t)p->head_size, values = KEY_TILE * (size_t)s.width;
-    float *base = thread_scratch((query + sum + scores + keys + values) * sizeof(float));
+    s.width = width_of(p);
+    size_t query = BLOCK_ROWS * (size_t)p->head_size, scores = TILE_ROWS * KEY_TILE;
+    size_t keys = KEY_TILE * (size_t)p->head_size, values = KEY_TILE * (size_t)s.width;
+    float *base = thread_scratch((query + 2 * state_size(p) + scores + keys + values) * sizeof(float));
     s.scores = base;
-    s.sum = s.scores + scores;
-    s.values = s.sum + sum;
+    s.part = state_at(p, s.scores + scores);
+    s.whole = state_at(p, s.scores + scores + state_size(p));
+    s.values = s.scores + scores + 2 * state_size(p);
     s.keys = s.values + values;
     s.query = s.keys + keys;
     return s;
@@ -98,7 +124,8 @@ static void gather(const struct attention *p, const struct item *item, struct sc
 }
 
 /* scores [rows][KEY_TILE] of columns part*LANES.. (PANEL of them): query [rows, depth] . keys */
-INLINE void score_tile(const int rows, const float *query, ptrdiff_t depth, const float *const *part, ptrdiff_t step, float *scores) {
+INLINE void score_tile(const int rows, const float *query, ptrdiff_t depth, const float *const *part, ptrdiff_t step,
+                       float *scores) {
     vf sum[TILE_ROWS][PANEL_VECS];
     UNROLL_ROWS UNROLL_VECS sum[r][v] = (vf){0};
     for (ptrdiff_t d = 0; d < depth; d++) {
@@ -209,7 +236,8 @@ static void visible(const struct attention *p, const struct item *item, ptrdiff_
 }
 
 /* Rows row.. of the item against the tile of positions from `tile`. */
-static void attend_tile(const struct attention *p, const struct item *item, struct scratch *s, ptrdiff_t row, int rows, ptrdiff_t tile) {
+static void attend_tile(const struct attention *p, const struct item *item, struct scratch *s, ptrdiff_t row, int rows,
+                        ptrdiff_t tile) {
     ptrdiff_t place = row - item->first_row, first, last, unused;
     visible(p, item, row, &first, &unused);
     visible(p, item, row + rows - 1, &unused, &last);
@@ -225,12 +253,84 @@ static void attend_tile(const struct attention *p, const struct item *item, stru
         to = at_most(at_least(to - tile, 0), KEY_TILE);
         float *scores = s->scores + r * KEY_TILE;
         if (from < to)
-            soften(p, scores, (int)from, (int)to, columns, &s->largest[place + r], &s->total[place + r],
-                   s->sum + (place + r) * s->width, s->width);
+            soften(p, scores, (int)from, (int)to, columns, &s->part.largest[place + r], &s->part.total[place + r],
+                   s->part.sum + (place + r) * s->width, s->width);
         else
             memset(scores, 0, (size_t)columns * sizeof(float));
     }
-    mix_any(rows, s, s->sum + place * s->width, (int)first, (int)last);
+    mix_any(rows, s, s->part.sum + place * s->width, (int)first, (int)last);
+}
+
+static void clear_state(struct state *state, ptrdiff_t rows, ptrdiff_t width) {
+    for (ptrdiff_t r = 0; r < rows; r++) state->largest[r] = -INFINITY;
+    memset(state->total, 0, (size_t)rows * sizeof(float));
+    memset(state->sum, 0, (size_t)(rows * width) * sizeof(float));
+}
+
+/* whole += part, each row relative to the larger of the two maxima. */
+static void merge(struct state *whole, const struct state *part, ptrdiff_t rows, ptrdiff_t width) {
+    for (ptrdiff_t r = 0; r < rows; r++) {
+        if (part->largest[r] == -INFINITY) continue;
+        float top = whole->largest[r] > part->largest[r] ? whole->largest[r] : part->largest[r];
+        float old = expf(whole->largest[r] - top), new = expf(part->largest[r] - top);
+        whole->largest[r] = top;
+        whole->total[r] = whole->total[r] * old + part->total[r] * new;
+        float *sum = whole->sum + r * width;
+        const float *add = part->sum + r * width;
+        for (ptrdiff_t d = 0; d < width; d += LANES) store(sum + d, load(sum + d) * splat(old) + load(add + d) * splat(new));
+    }
+}
+
+static void copy_queries(const struct attention *p, const struct item *item, float *query) {
+    ptrdiff_t group = p->num_heads / p->num_kv_heads, token = p->query_start[item->request];
+    for (ptrdiff_t row = item->first_row; row < item->last_row; row++, query += p->head_size) {
+        ptrdiff_t head = item->kv_head * group + row % group;
+        memcpy(query, p->query + (token + row / group) * p->query_token + head * p->query_head, (size_t)p->head_size * sizeof(float));
+    }
+}
+
+static void write_out(const struct attention *p, const struct item *item, const struct state *state) {
+    ptrdiff_t group = p->num_heads / p->num_kv_heads, token = p->query_start[item->request];
+    for (ptrdiff_t row = item->first_row; row < item->last_row; row++) {
+        float *out = p->out + ((token + row / group) * p->num_heads + item->kv_head * group + row % group) * p->head_size;
+        ptrdiff_t r = row - item->first_row;
+        for (ptrdiff_t d = 0; d < p->head_size; d++) out[d] = state->sum[r * width_of(p) + d] / state->total[r];
+    }
+}
+
+/* The sections [*first, *last) that some row of the item sees. */
+static void sections(const struct attention *p, const struct item *item, ptrdiff_t *first, ptrdiff_t *last) {
+    ptrdiff_t from, to, unused;
+    visible(p, item, item->first_row, &from, &unused);
+    visible(p, item, item->last_row - 1, &unused, &to);
+    *first = from / SECTION;
+    *last = (to + SECTION - 1) / SECTION;
+}
+
+/* s->part = the item's rows over one section; s->query holds the queries. */
+static void attend_section(const struct attention *p, const struct item *item, struct scratch *s, ptrdiff_t section) {
+    ptrdiff_t first, last, unused;
+    visible(p, item, item->first_row, &first, &unused);
+    visible(p, item, item->last_row - 1, &unused, &last);
+    first = at_least(first / KEY_TILE * KEY_TILE, section * SECTION);
+    last = at_most(last, (section + 1) * SECTION);
+    clear_state(&s->part, item->last_row - item->first_row, s->width);
+    for (ptrdiff_t tile = first; tile < last; tile += KEY_TILE) {
+        gather(p, item, s, tile, at_most(tile + KEY_TILE, last));
+        for (ptrdiff_t row = item->first_row; row < item->last_row; row += TILE_ROWS)
+            attend_tile(p, item, s, row, (int)at_most(TILE_ROWS, item->last_row - row), tile);
+    }
+}
+
+static void attend(const struct attention *p, const struct item *item, struct scratch *s) {
+    ptrdiff_t rows = item->last_row - item->first_row, section, last;
+    copy_queries(p, item, s->query);
+    clear_state(&s->whole, rows, s->width);
+    for (sections(p, item, &section, &last); section < last; section++) {
+        attend_section(p, item, s, section);
+        merge(&s->whole, &s->part, rows, s->width);
+    }
+    write_out(p, item, &s->whole);
 }
 
 static ptrdiff_t num_rows(const struct attention *p, ptrdiff_t request) {
@@ -239,55 +339,73 @@ static ptrdiff_t num_rows(const struct attention *p, ptrdiff_t request) {
 
 static ptrdiff_t num_blocks(ptrdiff_t rows) { return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS; }
 
-static void attend(const struct attention *p, const struct item *item, struct scratch *s) {
-    ptrdiff_t group = p->num_heads / p->num_kv_heads, first, last, unused;
-    ptrdiff_t token = p->query_start[item->request];
-    ptrdiff_t rows = item->last_row - item->first_row;
-    for (ptrdiff_t r = 0; r < rows; r++) {
-        ptrdiff_t row = item->first_row + r;
-        const float *query = p->query + (token + row / group) * p->query_token + (item->kv_head * group + row % group) * p->query_head;
-        memcpy(s->query + r * p->head_size, query, (size_t)p->head_size * sizeof(float));
-        s->largest[r] = -INFINITY;
-        s->total[r] = 0.0f;
+/* Items lie in the order of request, KV head and block of rows. */
+static struct item item_at(const struct attention *p, ptrdiff_t index) {
+    ptrdiff_t request = 0, rows = num_rows(p, 0);
+    while (index >= num_blocks(rows) * p->num_kv_heads) {
+        index -= num_blocks(rows) * p->num_kv_heads;
+        rows = num_rows(p, ++request);
     }
-    memset(s->sum, 0, (size_t)(rows * s->width) * sizeof(float));
-    visible(p, item, item->first_row, &first, &unused);
-    visible(p, item, item->last_row - 1, &unused, &last);
-    for (ptrdiff_t tile = first / KEY_TILE * KEY_TILE; tile < last; tile += KEY_TILE) {
-        gather(p, item, s, tile, at_most(tile + KEY_TILE, last));
-        for (ptrdiff_t row = item->first_row; row < item->last_row; row += TILE_ROWS)
-            attend_tile(p, item, s, row, (int)at_most(TILE_ROWS, item->last_row - row), tile);
-    }
-    for (ptrdiff_t r = 0; r < rows; r++) {
-        ptrdiff_t row = item->first_row + r;
-        float *out = p->out + ((token + row / group) * p->num_heads + item->kv_head * group + row % group) * p->head_size;
-        for (ptrdiff_t d = 0; d < p->head_size; d++) out[d] = s->sum[r * s->width + d] / s->total[r];
-    }
+    ptrdiff_t row = index % num_blocks(rows) * BLOCK_ROWS;
+    return (struct item){request, index / num_blocks(rows), row, at_most(row + BLOCK_ROWS, rows)};
 }
 
-/* Items lie in the order of request, KV head and block of rows. */
 static void attend_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
     struct attention *p = arg;
     struct scratch s = carve(p);
-    ptrdiff_t index = 0;
-    for (ptrdiff_t request = 0; request < p->num_requests && index < last; request++) {
-        ptrdiff_t rows = num_rows(p, request), blocks = num_blocks(rows), end = index + blocks * p->num_kv_heads;
-        for (ptrdiff_t i = at_least(first, index); i < at_most(last, end); i++) {
-            ptrdiff_t row = (i - index) % blocks * BLOCK_ROWS;
-            struct item item = {request, (i - index) / blocks, row, at_most(row + BLOCK_ROWS, rows)};
-            attend(p, &item, &s);
+    for (; first < last; first++) {
+        struct item item = item_at(p, first);
+        attend(p, &item, &s);
+    }
+}
+
+/* Part i is section i % num_sections of item i / num_sections; its state goes to p->parts. */
+static void attend_parts(void *arg, ptrdiff_t first, ptrdiff_t last) {
+    struct attention *p = arg;
+    struct scratch s = carve(p);
+    for (; first < last; first++) {
+        struct item item = item_at(p, first / p->num_sections);
+        ptrdiff_t section = first % p->num_sections, from, to;
+        sections(p, &item, &from, &to);
+        if (section < from || section >= to) continue;
+        copy_queries(p, &item, s.query);
+        s.part = state_at(p, p->parts + first * (ptrdiff_t)state_size(p));
+        attend_section(p, &item, &s, section);
+    }
+}
+
+static void merge_parts(const struct attention *p, ptrdiff_t items) {
+    struct scratch s = carve(p);
+    for (ptrdiff_t i = 0; i < items; i++) {
+        struct item item = item_at(p, i);
+        ptrdiff_t rows = item.last_row - item.first_row, section, last;
+        clear_state(&s.whole, rows, s.width);
+        for (sections(p, &item, &section, &last); section < last; section++) {
+            struct state part = state_at(p, p->parts + (i * p->num_sections + section) * (ptrdiff_t)state_size(p));
+            merge(&s.whole, &part, rows, s.width);
         }
-        index = end;
+        write_out(p, &item, &s.whole);
     }
 }
 
 static void run(struct attention *p) {
-    ptrdiff_t items = 0, pairs = 0;
+    ptrdiff_t items = 0, pairs = 0, longest = 0;
     for (ptrdiff_t request = 0; request < p->num_requests; request++) {
         items += num_blocks(num_rows(p, request)) * p->num_kv_heads;
         pairs += num_rows(p, request) * p->num_kv_heads * p->seq_lens[request];
+        longest = at_least(longest, p->seq_lens[request]);
     }
-    team_run(attend_items, p, items, team_grain(PIECE_PAIRS, items ? pairs / items : 0));
+    if (items == 0) return;
+    p->num_sections = (longest + SECTION - 1) / SECTION;
+    int few = items < SPLIT_ITEMS * team_size() && team_size() > 1 && p->num_sections > 1 && pairs > 2 * PIECE_PAIRS;
+    p->parts = few ? malloc((size_t)(items * p->num_sections) * state_size(p) * sizeof(float)) : NULL;
+    if (!p->parts) {
+        team_run(attend_items, p, items, team_grain(PIECE_PAIRS, pairs / items));
+        return;
+    }
+    team_run(attend_parts, p, items * p->num_sections, team_grain(PIECE_PAIRS, pairs / (items * p->num_sections)));
+    merge_parts(p, items);
+    free(p->parts);
 }
 
 /* sizes: num_heads, num_kv_heads, head_size, block_size, num_requests, table_stride, window, query token and head strides,

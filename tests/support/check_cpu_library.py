@@ -42,8 +42,8 @@ def check_linear() -> None:
 
 
 def check_attention() -> None:
-    lengths = [(1, 1), (1, 200), (45, 130), (7, 7)]
-    for head_size, block_size in ((64, 16), (20, 4), (5, 1)):
+    mixed, long = [(1, 1), (1, 200), (45, 130), (7, 7)], [(2, 700)]
+    for lengths, head_size, block_size in ((mixed, 64, 16), (mixed, 20, 4), (mixed, 5, 1), (long, 20, 4)):
         for window, soft_cap in ((None, 0.0), (9, 2.0)):
             case = make_case(lengths, num_heads=6, num_kv_heads=2, head_size=head_size, block_size=block_size)
             result = attention.paged_attention(

@@ -107,6 +107,30 @@ def test_a_row_does_not_depend_on_batch_mates_chunks_or_threads():
         cpu_threads.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("window", [None, 300, 700])
+def test_long_contexts_split_over_threads_give_the_same_rows(window):
+    """Few requests: sections of a context are shared out; one thread, or many requests: each is done by one thread."""
+    lengths = [(1, 1500), (20, 800), (1, 257)]
+    case = make_case(lengths, num_heads=6, num_kv_heads=2, head_size=80, block_size=16)
+    split = run(case, window, 2.0)
+    torch.testing.assert_close(split.double(), expected_attention(case, 0.3, window, 2.0), atol=1e-5, rtol=1e-5)
+    cpu_threads.set_num_threads(1)
+    assert torch.equal(run(case, window, 2.0), split)
+    for tokens in (1, 7):
+        batch = dataclasses.replace(
+            case.batch,
+            query_start_loc=torch.tensor([0, tokens], dtype=torch.int32),
+            seq_lens=torch.tensor([780 + tokens], dtype=torch.int32),
+            block_table=case.batch.block_table[1:2],
+            query_lens_host=(tokens,),
+            seq_lens_host=(780 + tokens,),
+        )
+        part = dataclasses.replace(case, query=case.query[1 : 1 + tokens], batch=batch)
+        for count in (1, 3):
+            cpu_threads.set_num_threads(count)
+            assert torch.equal(run(part, window, 2.0), split[1 : 1 + tokens])
+
+
 @pytest.mark.parametrize("tokens", [1, 20])
 def test_write_kv(tokens):
     case = make_case([(tokens, 50)], num_heads=2, num_kv_heads=3, head_size=24, block_size=8)

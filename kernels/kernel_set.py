@@ -44,6 +44,10 @@ class KernelSet:
             self._selections[key] = self._registry.select(op, self.spec, problem, strict=self.strict)
         return self._selections[key].candidate
 
+    def check(self, op: str, problem: Any) -> None:
+        """UnsupportedError when nothing can run the problem; nothing is remembered."""
+        self._registry.select(op, self.spec, problem, strict=self.strict)
+
     def select(self, op: str, problem: Any) -> Callable[..., Any]:
         """The chosen candidate's ``run``, with the signature of the operation's definition in ``reference.py``."""
         return self.select_candidate(op, problem).run

@@ -1,8 +1,8 @@
 """Linear candidates for schemes that no kernel of this build computes natively: they expand the weight, at load or at
 each call, and round the input as the scheme says.
 
-On the CPU the weight is expanded once, to float32 panels, or to packed 8-bit ones where it is made of integers. Elsewhere
-it stays in its 4 or 8 bits, because a model that was quantized to fit would not fit expanded.
+On the CPU the weight is expanded once, to float32 panels, or to packed 8-bit ones where it is made of integers.
+Elsewhere it stays in its 4 or 8 bits, because a model that was quantized to fit would not fit expanded.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def _register(
             can_run=lambda spec, problem: wanted(problem.scheme) or can_run(spec, problem),
             run=_rounding(run) if emulates else run,
             prepare=_with_input(prepare) if emulates else prepare,
+            own_threads=run in (cpu_linear.run_low_bit, cpu_linear.run_dense),
         )
     )
 

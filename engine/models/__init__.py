@@ -14,6 +14,7 @@ from ..model_config import load_model_config
 from ..sources.model_files import ModelFiles
 from ..weights import open_checkpoint
 from ..weights.loader import Loader
+from ..weights.preflight import check_servable
 from .decoder import Decoder
 from .model import Model
 
@@ -34,7 +35,9 @@ def load_model(
     """
     model_config = load_model_config(files)
     dtype = _compute_dtype(config.dtype, model_config.dtype, platform)
-    loader = Loader(open_checkpoint(files), detect_format(model_config.quantization), kernels, dtype, platform.device)
+    checkpoint, quant_format = open_checkpoint(files), detect_format(model_config.quantization)
+    check_servable(checkpoint, quant_format, kernels, dtype)
+    loader = Loader(checkpoint, quant_format, kernels, dtype, platform.device)
     num_positions = max(config.max_model_len or 0, model_config.max_position_embeddings)
     model = Decoder(model_config, loader, block_size=config.block_size, num_positions=num_positions, progress=progress)
     loader.finish()

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, UnsupportedError
 from ...kernels.kernel_set import KernelSet
 from ...log import get_logger
 from ...quant.canonical import CanonicalWeight, DenseWeight, merge
 from ...quant.formats import Format
+from ...quant.formats.dtypes import is_plain
+from ...quant.kv_scales import describe_kv_scales, read_kv_scales
 from ...quant.scheme import Dense
 from ..layers.embedding import Embedding
 from ..layers.linear import Linear, LinearPart, prepare_part
@@ -27,11 +29,15 @@ logger = get_logger(__name__)
 
 # Buffers that older tools stored beside the parameters; the config says the same.
 DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.masked_bias", ".attn.bias")
+SCALE_SUFFIXES = ("_scale", "_scale_inv", ".scales", "_zero_point")
 NUM_NAMES_SHOWN = 5
 
 
 class Loader:
-    """Builds layers on ``device`` in ``dtype``, with the kernels that suit each weight's scheme."""
+    """Builds layers on ``device`` in ``dtype``, with the kernels that suit each weight's scheme.
+
+    ``kv_scales`` are the checkpoint's scales for a quantized KV cache, by layer.
+    """
 
     def __init__(
         self, checkpoint: Checkpoint, quant_format: Format, kernels: KernelSet, dtype: torch.dtype, device: torch.device
@@ -41,6 +47,7 @@ class Loader:
         self.dtype = dtype
         self.device = device
         self.weight_bytes = 0
+        self.kv_scales = read_kv_scales(checkpoint)
         self._format = quant_format
         self._filled: set[str] = set()
 
@@ -81,10 +88,17 @@ class Loader:
         return Linear([prepare_part(DenseWeight(embedding.weight), None, self.dtype, self.kernels)])
 
     def finish(self) -> list[str]:
-        """Names in the checkpoint that no layer asked for; they are reported and otherwise ignored."""
+        """Names in the checkpoint that no layer asked for; they are reported and otherwise ignored.
+
+        Scales are reported one by one: what they would have scaled is computed without them.
+        """
+        if self.kv_scales:
+            logger.info("%s", describe_kv_scales(self.kv_scales))
         unused = [name for name in self.checkpoint.unused() if not name.endswith(DERIVED_SUFFIXES)]
         if unused:
-            shown = ", ".join(unused[:NUM_NAMES_SHOWN]) + (" ..." if len(unused) > NUM_NAMES_SHOWN else "")
+            first = [name for name in unused if name.endswith(SCALE_SUFFIXES)]
+            first += [name for name in unused if name not in first][:NUM_NAMES_SHOWN]
+            shown = ", ".join(first) + (" ..." if len(unused) > len(first) else "")
             logger.warning("%d tensors of %s are not used by this model: %s", len(unused), self.checkpoint.path, shown)
         return unused
 
@@ -123,6 +137,10 @@ class Loader:
     def _plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
         self._fill(name)
         tensor = self.checkpoint.get(name)
+        if not is_plain(tensor.dtype):
+            raise UnsupportedError(
+                f"{name} in {self.checkpoint.path} is stored as {tensor.dtype}; only linear layers are served quantized"
+            )
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
                 f"{name} in {self.checkpoint.path} is {list(tensor.shape)}; the config asks for {list(shape)}"

@@ -19,6 +19,7 @@ FORKED = """
 import os, torch
 from twofold.kernels.cpu.elementwise import silu_and_mul
 from twofold.platforms import cpu_threads
+torch.set_num_threads(1)  # libgomp itself does not survive a fork
 cpu_threads.set_num_threads(3)
 x = torch.ones(64, 2048)
 expected = silu_and_mul(x)

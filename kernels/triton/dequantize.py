@@ -16,7 +16,7 @@ from torch import Tensor
 from .packed_weight import PreparedWeight, grouping
 from .unpack import load_codes, scaled_weight
 
-BLOCK_N = 32
+BLOCK_K = 128
 MAX_CHUNK_BYTES = 128 << 20
 
 
@@ -56,13 +56,8 @@ def dequantize_kernel(
 
 def constants(bits: int, pack: int, group_size: int) -> dict[str, Any]:
     """The compile-time arguments."""
-    return {
-        "BITS": bits,
-        "PACK": pack,
-        "GROUPING": grouping(group_size, block_k=1 << 30, pack=pack),
-        "BLOCK_N": BLOCK_N,
-        "BLOCK_K": 128,
-    }
+    by = grouping(group_size, block_k=1 << 30, pack=pack)
+    return {"BITS": bits, "PACK": pack, "GROUPING": by, "BLOCK_N": 16 if by == "code" else 32, "BLOCK_K": BLOCK_K}
 
 
 def dequantize(prepared: PreparedWeight, dtype: torch.dtype, first: int, count: int) -> Tensor:
@@ -70,7 +65,7 @@ def dequantize(prepared: PreparedWeight, dtype: torch.dtype, first: int, count: 
     outputs, features = prepared.shape
     out = torch.empty((count, features), dtype=dtype, device=prepared.stream.device)
     values = constants(prepared.bits, prepared.pack, prepared.group_size)
-    dequantize_kernel[(triton.cdiv(features, values["BLOCK_K"]), triton.cdiv(count, BLOCK_N))](
+    dequantize_kernel[(triton.cdiv(features, BLOCK_K), triton.cdiv(count, values["BLOCK_N"]))](
         prepared.stream,
         prepared.scales,
         prepared.stream if prepared.zeros is None else prepared.zeros,
@@ -93,7 +88,7 @@ def dequantized_linear(x: Tensor, prepared: PreparedWeight, bias: Tensor | None)
     outputs, features = prepared.shape
     if prepared.perm is not None:
         x = x[:, prepared.perm]
-    chunk = max(BLOCK_N, MAX_CHUNK_BYTES // (features * x.element_size()))
+    chunk = max(1, MAX_CHUNK_BYTES // (features * x.element_size()))
     parts = []
     for first in range(0, outputs, chunk):
         count = min(chunk, outputs - first)

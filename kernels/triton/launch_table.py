@@ -146,7 +146,7 @@ ATTENTION: dict[tuple[str, int, int], dict[str, AttentionLaunch | Refused]] = {
     ("decode", 128, 4): {
         DEFAULT: AttentionLaunch(16, 16, 4, 1),
         "rdna3": AttentionLaunch(16, 16, 8, 1),
-        "rdna4": AttentionLaunch(16, 16, 8, 1),
+        "rdna4": AttentionLaunch(16, 16, 16, 1),
     },
     ("decode", 256, 4): {
         DEFAULT: AttentionLaunch(16, 16, 4, 1),
@@ -162,7 +162,7 @@ ATTENTION: dict[tuple[str, int, int], dict[str, AttentionLaunch | Refused]] = {
     ("prefill", 128, 4): {
         DEFAULT: AttentionLaunch(16, 16, 4, 1),
         "rdna3": AttentionLaunch(16, 16, 8, 1),
-        "rdna4": AttentionLaunch(16, 16, 8, 1),
+        "rdna4": AttentionLaunch(16, 16, 16, 1),
     },
     ("prefill", 256, 4): {DEFAULT: AttentionLaunch(16, 16, 4, 1), "rdna3": _TOO_WIDE, "rdna4": _TOO_WIDE},
 }
@@ -192,7 +192,10 @@ LINEAR: dict[tuple[str, int], dict[str, LinearLaunch | Refused]] = {
         "rdna4": LinearLaunch(16, 32, 64, 4, 2),
     },
     ("some", 2): {
-        DEFAULT: LinearLaunch(64, 64, 64, 4, 3),
+        DEFAULT: LinearLaunch(64, 64, 64, 8, 3),
+        "ampere": LinearLaunch(64, 64, 64, 4, 3),
+        "hopper": LinearLaunch(64, 64, 64, 4, 3),
+        "blackwell": LinearLaunch(64, 64, 64, 4, 3),
         "cdna2": LinearLaunch(64, 64, 64, 4, 2),
         "cdna3": LinearLaunch(64, 64, 64, 4, 2),
         "cdna4": LinearLaunch(64, 64, 64, 4, 2),

@@ -8,6 +8,7 @@ from typing import Any
 from ..platforms.spec import DeviceSpec
 from .cpu.candidates import register_cpu_ops
 from .registry import Candidate, Registry, Selection
+from .report import LayerUse, report_rows
 from .torch_ops import register_torch_ops
 from .triton.candidates import register_triton_ops
 
@@ -36,6 +37,7 @@ class KernelSet:
         self.strict = strict
         self._registry = registry or default_registry(spec)
         self._selections: dict[tuple[str, Any], Selection] = {}
+        self._uses: list[LayerUse] = []
 
     def select_candidate(self, op: str, problem: Any) -> Candidate:
         """The candidate for a problem; for ``linear``, ``prepare`` its weight before ``run``."""
@@ -52,11 +54,31 @@ class KernelSet:
         """The chosen candidate's ``run``, with the signature of the operation's definition in ``reference.py``."""
         return self.select_candidate(op, problem).run
 
+    def select_fused(self, op: str, problem: Any) -> Callable[..., Any] | None:
+        """``run`` of an operation that stands for several others; None where this device has no kernel for it.
+
+        Fused operations are a gain, never a need: the caller then selects the parts one by one.
+        """
+        if all(candidate.can_run(self.spec, problem) for candidate in self._registry.candidates(op)):
+            return None
+        return self.select(op, problem)
+
     def needs_torch_threads(self) -> bool:
         """Whether a matrix product or attention chosen so far computes on torch's threads; the rest is small."""
         heavy = (selection.candidate for (op, _), selection in self._selections.items() if op in _HEAVY_OPS)
         return any(not candidate.own_threads for candidate in heavy)
 
+    def record(self, layer: str, problem: Any, num_bytes: int) -> None:
+        """Note for the report that a layer of a class uses the choice for a problem, and what its weight takes."""
+        self._uses.append(LayerUse(layer, problem, num_bytes))
+
     def report(self) -> list[dict[str, str]]:
-        """One row per choice made so far: op, problem, kernel, quality, refused (better ones and why not)."""
-        return [selection.row() for selection in self._selections.values()]
+        """One row per choice made so far: op, problem, kernel, quality, refused (better ones and why not).
+
+        A choice for weights has a row for each class of layers, with layer, count, scheme and bytes as well.
+        """
+        return report_rows(self._selections.values(), self._uses)
+
+    def fresh(self) -> KernelSet:
+        """The same candidates, device and strictness, with nothing chosen."""
+        return KernelSet(self.spec, strict=self.strict, registry=self._registry)

@@ -34,11 +34,18 @@ class Attention:
         self._scale = problem.head_size**-0.5
         self._attend = kernels.select("paged_attention", problem)
         self._write_kv = kernels.select("write_kv", PlainProblem(problem.dtype))
+        self._fused = None if q_norm or k_norm else kernels.select_fused("rope_write_attend", problem)
 
     def __call__(self, x: Tensor, rotation: Rotation, kv_cache: tuple[Tensor, Tensor], batch: AttentionBatch) -> Tensor:
         """x [T,K] -> [T,K]; writes the tokens' keys and values into ``kv_cache`` first."""
         shape, (key_cache, value_cache) = self._problem, kv_cache
         heads, kv_heads, size = shape.num_heads, shape.num_kv_heads, shape.head_size
+        if self._fused is not None:
+            tables, window = (rotation.cos_sin, rotation.rows), shape.sliding_window
+            mixed = self._fused(
+                self._qkv(x), *tables, key_cache, value_cache, batch, self._scale, window, shape.soft_cap
+            )
+            return self._output(mixed)
         q, k, v = self._qkv(x).view(-1, heads + 2 * kv_heads, size).split((heads, kv_heads, kv_heads), dim=1)
         if self._q_norm is not None and self._k_norm is not None:
             q, k = _norm_heads(q, self._q_norm), _norm_heads(k, self._k_norm)

@@ -11,6 +11,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "kernels.h"
 #include "parallel.h"
 #include "simd.h"
 

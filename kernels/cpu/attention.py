@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention_batch import AttentionBatch
-from .library import library
+from .library import functions
 
 _Sizes = ctypes.c_ssize_t * 17
 
@@ -43,7 +43,7 @@ def paged_attention(
         *key_cache.stride(),
         *value_cache.stride(),
     )
-    library().twofold_paged_attention(
+    functions.twofold_paged_attention(
         query.data_ptr(),
         key_cache.data_ptr(),
         value_cache.data_ptr(),
@@ -70,7 +70,7 @@ def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
         *key_cache.stride(),
         *value_cache.stride(),
     )
-    library().twofold_write_kv(
+    functions.twofold_write_kv(
         key.data_ptr(),
         value.data_ptr(),
         key_cache.data_ptr(),

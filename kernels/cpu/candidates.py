@@ -11,7 +11,7 @@ from ...platforms.spec import DeviceSpec
 from ...quant.scheme import Dense, WeightOnly
 from ..problems import AttentionProblem, LinearProblem, PlainProblem, dtype_name
 from ..registry import Candidate, Quality, Registry
-from . import attention, elementwise, linear
+from . import attention, elementwise, fused, linear
 from .library import unavailable
 
 _BITS = (2, 4, 8)
@@ -42,12 +42,23 @@ def register_cpu_ops(registry: Registry) -> None:
     )
     registry.register(
         Candidate(
+            op="rope_write_attend",
+            name="c_float32",
+            quality=Quality.NATIVE,
+            can_run=_attention,
+            run=fused.rope_write_attend,
+            own_threads=True,
+        )
+    )
+    registry.register(
+        Candidate(
             op="linear",
             name="c_dense_float32",
             quality=Quality.NATIVE,
             can_run=_dense,
             run=linear.run_dense,
             prepare=linear.prepare_dense,
+            prepared_bytes=linear.dense_bytes,
             own_threads=True,
         )
     )
@@ -59,6 +70,7 @@ def register_cpu_ops(registry: Registry) -> None:
             can_run=_low_bit,
             run=linear.run_low_bit,
             prepare=linear.prepare_low_bit,
+            prepared_bytes=linear.low_bit_bytes,
             own_threads=True,
         )
     )

@@ -1,6 +1,7 @@
 /* Small operations between the matrix products, float32: norms, rotary embedding, gated activation, cache writes. */
 #include <math.h>
 
+#include "kernels.h"
 #include "parallel.h"
 #include "simd.h"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .library import library
+from .library import functions
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -23,7 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     else:
         inner, outer_stride, inner_stride = x.shape[1], x.stride(0), x.stride(1)
     out = torch.empty(x.shape)
-    library().twofold_rms_norm(
+    functions.twofold_rms_norm(
         x.data_ptr(),
         rows,
         inner,
@@ -41,35 +41,35 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
-    """``reference.add_rms_norm``; x and residual [..., K]."""
+    """``reference.add_rms_norm``; x and residual [..., K]. A contiguous residual is overwritten by the sum."""
     x, residual = x.contiguous(), residual.contiguous()
     if weight.dtype is not torch.float32:
         weight = weight.float()
+    out = torch.empty_like(x)
     size = x.shape[-1]
-    rows = x.numel() // size
-    out, total = torch.empty(x.shape), torch.empty(x.shape)
-    library().twofold_rms_norm(
+    total = residual.data_ptr()
+    functions.twofold_rms_norm(
         x.data_ptr(),
-        rows,
+        x.numel() // size,
         1,
         size,
         0,
         size,
-        residual.data_ptr(),
+        total,
         weight.data_ptr(),
         eps,
         offset,
         out.data_ptr(),
-        total.data_ptr(),
+        total,
     )
-    return out, total
+    return out, residual
 
 
 def rope(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """``reference.rope``, in place where the last dimension is contiguous."""
     q, k = (part if part.stride(2) == 1 else part.contiguous() for part in (q, k))
     tokens, q_heads, _ = q.shape
-    library().twofold_rope(
+    functions.twofold_rope(
         q.data_ptr(),
         k.data_ptr(),
         tokens,
@@ -94,5 +94,5 @@ def silu_and_mul(x: Tensor) -> Tensor:
     size = x.shape[-1] // 2
     rows = x.numel() // (2 * size)
     out = torch.empty((*x.shape[:-1], size))
-    library().twofold_silu_and_mul(x.data_ptr(), rows, x.stride(-2), size, out.data_ptr())
+    functions.twofold_silu_and_mul(x.data_ptr(), rows, x.stride(-2), size, out.data_ptr())
     return out

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ...log import get_logger
 from ...platforms import cpu_threads
@@ -25,6 +27,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "twofold_rms_norm": [_P, _N, _N, _N, _N, _N, _P, _P, _F, _F, _P, _P],
     "twofold_rope": [_P, _P, _N, _N, _N, _N, _N, _N, _N, _P, _N, _P, _I],
     "twofold_silu_and_mul": [_P, _N, _N, _N, _P],
+    "twofold_rope_write_attend": [_P, _N, _P, _P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _P, _F, _F],
     "twofold_write_kv": [_P, _P, _P, _P, _P, _P],
 }
 
@@ -44,6 +47,18 @@ def library() -> ctypes.CDLL:
     loaded = load()
     assert isinstance(loaded, ctypes.CDLL), loaded
     return loaded
+
+
+class Functions:
+    """The library's functions as attributes, loaded on first use; a plain attribute from then on."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(library(), name)
+        setattr(self, name, function)
+        return function
+
+
+functions = Functions()
 
 
 def unavailable() -> str | None:

@@ -13,8 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...quant.canonical import CanonicalWeight, DenseWeight, PackedWeight, dequantize
+from ...quant.packing import num_words
+from ...quant.scheme import Int8
+from ..problems import LinearProblem
 from . import weight_memory
-from .library import library
+from .library import functions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +55,7 @@ def run_dense(x: Tensor, weight: DensePanels, bias: Tensor | None = None) -> Ten
     """x [T,K] float32 -> [T,N]."""
     x, rows = _rows(x, bias, weight.in_features)
     y = torch.empty((rows, weight.out_features))
-    library().twofold_linear_dense(
+    functions.twofold_linear_dense(
         x.data_ptr(),
         x.stride(0),
         rows,
@@ -70,7 +73,7 @@ def prepare_low_bit(weight: PackedWeight, dtype: torch.dtype) -> LowBitPanels:
     """Lay codes, scales and zeros out in panels."""
     zeros = None
     if weight.zeros is not None:
-        width = library().twofold_panel_width()
+        width = functions.twofold_panel_width()
         padded = F.pad(weight.zeros.to(torch.uint8), (0, 0, 0, -weight.shape[0] % width))
         panels = padded.view(-1, width, weight.num_groups).transpose(1, 2)
         zeros = weight_memory.empty(tuple(panels.shape), torch.uint8).copy_(panels)
@@ -92,7 +95,7 @@ def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> 
         x = x.index_select(1, weight.perm)
     x, rows = _rows(x, bias, weight.in_features)
     y = torch.empty((rows, weight.out_features))
-    library().twofold_linear_low_bit(
+    functions.twofold_linear_low_bit(
         x.data_ptr(),
         x.stride(0),
         rows,
@@ -112,20 +115,42 @@ def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> 
     return y
 
 
+def dense_bytes(problem: LinearProblem, stored: int) -> int:
+    """Memory of ``DensePanels``."""
+    return 4 * _padded_rows(problem.out_features) * problem.in_features
+
+
+def low_bit_bytes(problem: LinearProblem, stored: int) -> int:
+    """Memory of ``LowBitPanels``, of packed integers or of int8 ones with a scale per row and group."""
+    scheme, columns = problem.scheme, problem.in_features
+    if isinstance(scheme, Int8):
+        groups, bits, act_order = scheme.num_blocks((1, columns))[1], 8, False
+    else:
+        groups, bits, act_order = scheme.num_groups(columns), scheme.bits, scheme.act_order
+    per_row = 4 * num_words(columns, bits) + groups * (4 if scheme.symmetric else 5)
+    return _padded_rows(problem.out_features) * per_row + (8 * columns if act_order else 0)
+
+
+def _padded_rows(rows: int) -> int:
+    width = int(functions.twofold_panel_width())
+    return -(-rows // width) * width
+
+
 def _pack(matrix: Tensor) -> Tensor:
     """[N, C] of 32-bit elements -> [ceil(N/PANEL), C, PANEL], padded with zeros."""
     matrix = matrix.contiguous()
-    width = library().twofold_panel_width()
+    width = functions.twofold_panel_width()
     rows, columns = matrix.shape
     panels = weight_memory.empty((-(-rows // width), columns, width), matrix.dtype)
-    library().twofold_pack_panels(matrix.data_ptr(), rows, columns, columns, panels.data_ptr())
+    functions.twofold_pack_panels(matrix.data_ptr(), rows, columns, columns, panels.data_ptr())
     return panels
 
 
 def _rows(x: Tensor, bias: Tensor | None, in_features: int) -> tuple[Tensor, int]:
     """x with contiguous rows, and how many they are."""
-    assert x.dim() == 2 and x.shape[1] == in_features and x.dtype is torch.float32, "x must be float32 [T,K]"
-    if x.stride(1) != 1:
+    rows, columns = x.shape
+    assert columns == in_features and x.dtype is torch.float32, "x must be float32 [T,K]"
+    if not x.is_contiguous() and x.stride(1) != 1:
         x = x.contiguous()
     assert bias is None or (bias.dtype is torch.float32 and bias.is_contiguous()), "bias must be float32 [N]"
-    return x, x.shape[0]
+    return x, rows

@@ -26,9 +26,10 @@ def test_norms(rows, size, offset):
     x, weight = randn(rows, size + 1)[:, 1:], randn(size)
     close(elementwise.rms_norm(x, weight, 1e-5, offset), reference.rms_norm(x.double(), weight, 1e-5, offset))
     residual = randn(rows, size)
+    summed = x + residual
     normed, total = elementwise.add_rms_norm(x, residual, weight, 1e-5, offset)
-    close(normed, reference.rms_norm(x.double() + residual, weight, 1e-5, offset))
-    assert torch.equal(total, x + residual)
+    close(normed, reference.rms_norm(summed.double(), weight, 1e-5, offset))
+    assert torch.equal(total, summed)
 
 
 def test_norm_of_heads_in_a_fused_projection():

@@ -52,6 +52,8 @@ def quantization_method(quantization: Mapping[str, Any]) -> str:
     method = quantization.get("quant_method") or quantization.get("method")
     if method:
         return str(method).lower()
+    if "config_groups" in quantization:
+        return "compressed-tensors"
     has_bits = "bits" in quantization or "w_bit" in quantization
     if has_bits and ("zero_point" in quantization or "version" in quantization):
         return "awq"
@@ -60,7 +62,7 @@ def quantization_method(quantization: Mapping[str, Any]) -> str:
 
 def read_quantization(directory: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The quantization config of a model folder: from config.json, else from an older tool's file beside it."""
-    inside = config.get("quantization_config")
+    inside = config.get("quantization_config") or config.get("compression_config")
     if inside:
         return dict(inside)
     for name in SIDE_CONFIGS:

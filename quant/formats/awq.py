@@ -77,7 +77,7 @@ class AWQFormat(Format):
     """gemm, gemv and gemv_fast; zeros as stored."""
 
     name = "awq"
-    marks = ("qweight",)
+    marks = ("qweight", "scales")
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.config = parse_awq_config(raw)

@@ -103,6 +103,9 @@ class CompressedTensorsFormat(Format):
         scheme = self.config.scheme(module)
         if isinstance(scheme, Int8) and source.has(f"{module}.weight_packed"):
             return LowBit(8, scheme.block[1], scheme.symmetric, activation=scheme.activation)
+        if isinstance(scheme, Fp8) and _has_exponents(source, f"{module}.weight_scale"):
+            activation = None if scheme.activation is None else replace(scheme.activation, power_of_two=True)
+            return MicroScaled(Element.FP8, scheme.block[1], True, activation)
         if isinstance(scheme, Int8 | Fp8 | MicroScaled | WeightOnly | LowBit):
             return scheme
         name = next((f"{module}.{part}" for part in _PARTS if source.has(f"{module}.{part}")), f"{module}.weight")
@@ -112,6 +115,11 @@ class CompressedTensorsFormat(Format):
             f"{name} in {source.location(name)} is stored quantized, but the config leaves {module} out (ignore, or no "
             f"matching target): nothing says how to read it"
         )
+
+
+def _has_exponents(source: TensorSource, name: str) -> bool:
+    """Whether scales are e8m0 exponents, whether or not the config gives their type."""
+    return source.has(name) and source.dtype(name) in (torch.uint8, torch.float8_e8m0fnu)
 
 
 def micro_scaled_shape(source: TensorSource, module: str, scheme: MicroScaled) -> tuple[int, int]:
@@ -127,6 +135,9 @@ def micro_scaled_shape(source: TensorSource, module: str, scheme: MicroScaled) -
             f"{module} in {source.location(name)}: {name} is {source.dtype(name)} {[rows, width]} and its scales are "
             f"{list(scales)}; they do not fit {scheme}"
         )
+    divisor = f"{module}.weight_global_scale"
+    if not scheme.power_of_two and not source.has(divisor):
+        raise CheckpointError(f"{divisor} is missing from {source.location(divisor)}; {scheme} weights need it")
     return shape
 
 

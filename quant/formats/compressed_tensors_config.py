@@ -184,13 +184,12 @@ def _activation(args: dict[str, Any], module: str) -> Activation:
     elements = {("int", 8): Element.INT8, ("float", 8): Element.FP8, ("float", 4): Element.FP4}
     element = elements.get((kind, bits))  # type: ignore[arg-type]
     symmetric, dynamic = bool(args.get("symmetric", True)), args.get("dynamic", False)
-    wrong = element is None or (not symmetric and element is not Element.INT8)
-    if wrong or strategy not in ("tensor", "token", "group", "tensor_group", None):
+    grains = ("group", "tensor_group") if element is Element.FP4 else ("tensor", "token", "group", None)
+    if element is None or (not symmetric and element is not Element.INT8) or strategy not in grains:
         raise UnsupportedError(
             f"{module}: activations of type {kind!r} with {bits!r} bits, strategy {strategy!r}, "
             f"{'symmetric' if symmetric else 'asymmetric'} are not served; {SERVED}"
         )
-    assert element is not None
     if strategy == "tensor_group":
         return Activation(element, int(args.get("group_size") or 16), dynamic=False)
     if strategy == "group":

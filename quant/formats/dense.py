@@ -20,8 +20,12 @@ class DenseFormat(Format):
         return Dense()
 
     def stored_scheme(self, source: TensorSource, module: str) -> tuple[Dense, tuple[int, int]]:
-        rows, columns = source.shape(f"{module}.weight")
-        return Dense(), (rows, columns)
+        """Only asked of weights that are made of codes, which nothing explains here."""
+        name = f"{module}.weight"
+        raise CheckpointError(
+            f"{name} in {source.location(name)} is stored as {source.dtype(name)}, but there is no quantization config "
+            f"that says how to read it"
+        )
 
     def _load(self, source: TensorSource, module: str, dtype: torch.dtype) -> DenseWeight:
         return load_dense(source, module, dtype)

@@ -38,7 +38,7 @@ class GPTQFormat(Format):
     """Versions 1 and 2; 2, 3, 4 and 8 bits; any g_idx; per-module overrides; a quantized or a plain head."""
 
     name = "gptq"
-    marks = ("qweight",)
+    marks = ("qweight", "scales")
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.config: GPTQConfig = parse_gptq_config(raw)

@@ -159,6 +159,22 @@ def test_small_floats(kind: str) -> None:
     assert torch.equal(dequantize(weight).to(scales.dtype), expected)
 
 
+def test_exponents_are_known_by_their_type() -> None:
+    """Early MXFP8 configs do not say scale_dtype."""
+    codes, exponents = torch.randn(4, 64).to(torch.float8_e4m3fn), torch.full((4, 2), 126, dtype=torch.uint8)
+    group = floats(8, "group", group_size=32)
+    layout = detect_format(config(group, {**group, "dynamic": True}, format="mxfp8-quantized"))
+    weight = layout.load(stored(weight=codes, weight_scale=exponents), "m", torch.float32)
+    assert str(weight.scheme) == "mxfp8 g32 a-mxfp8 g32" and torch.equal(dequantize(weight), codes.float() / 2)
+
+
+def test_nvfp4_needs_its_global_scale() -> None:
+    packed, scales = torch.zeros(4, 8, dtype=torch.uint8), torch.ones(4, 1).to(torch.float8_e4m3fn)
+    layout = detect_format(config(floats(4, "tensor_group", group_size=16)))
+    with pytest.raises(CheckpointError, match=r"m\.weight_global_scale is missing"):
+        layout.check(stored(weight_packed=packed, weight_scale=scales))
+
+
 def test_nvfp4_static_activations_need_their_scale() -> None:
     weights = floats(4, "tensor_group", group_size=16)
     source = stored(
@@ -240,6 +256,8 @@ def test_variants_are_refused_by_name(raw: dict[str, Any], words: str) -> None:
         (floats(8, "channel", symmetric=False), None),
         (integers(8, None), {"num_bits": 4, "type": "int", "strategy": "token", "dynamic": True}),
         (integers(8, None), {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": False}),
+        (floats(8, "channel"), floats(4, "token", dynamic=True)),
+        (floats(8, "channel"), floats(8, "tensor_group", dynamic="local")),
         ({}, floats(8, "tensor", dynamic=True)),
     ],
 )

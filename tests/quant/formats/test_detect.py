@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from twofold.errors import ConfigError, UnsupportedError
+import torch
+from stored_tensors import StoredTensors
+from twofold.errors import CheckpointError, ConfigError, UnsupportedError
 from twofold.quant.formats import DenseFormat, GPTQFormat, detect_format, read_quantization
 
 GPTQ = {"bits": 4, "group_size": 128, "desc_act": False}
@@ -45,3 +47,17 @@ def test_a_broken_side_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "quant_config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"quant_config\.json"):
         read_quantization(tmp_path, {})
+
+
+def test_older_compressed_tensors_configs(tmp_path: Path) -> None:
+    """llm-compressor's first versions called the key by another name and left the method out."""
+    old = {"config_groups": {}, "format": "pack-quantized", "ignore": []}
+    assert read_quantization(tmp_path, {"compression_config": old}) == old
+    assert detect_format(old).name == "compressed-tensors"
+
+
+def test_codes_without_a_config_are_named() -> None:
+    source = StoredTensors({"m.weight": torch.zeros(4, 4).to(torch.float8_e4m3fn), "n.weight": torch.zeros(4, 4)})
+    with pytest.raises(CheckpointError, match=r"m\.weight.*float8_e4m3fn.*no quantization config"):
+        DenseFormat().check(source)
+    assert DenseFormat().check(StoredTensors({"n.weight": torch.zeros(4, 4)})) == []

@@ -13,7 +13,7 @@ from .base import Format, TensorSource
 from .bitsandbytes import BitsAndBytesFormat
 from .compressed_tensors import CompressedTensorsFormat
 from .dense import DenseFormat
-from .fp8 import Fp8Format
+from .fp8 import Fp8Format, fbgemm_format, modelopt_format
 from .gptq import GPTQFormat
 from .quark import QuarkFormat
 
@@ -24,12 +24,14 @@ _FORMATS: dict[str, Callable[[Mapping[str, Any]], Format]] = {
     "awq": AWQFormat,
     "compressed-tensors": CompressedTensorsFormat,
     "fp8": Fp8Format,
+    "modelopt": modelopt_format,
+    "fbgemm_fp8": fbgemm_format,
     "quark": QuarkFormat,
     "bitsandbytes": BitsAndBytesFormat,
 }
 SERVED = tuple(_FORMATS)
 # Where tools wrote the config before it moved into config.json.
-SIDE_CONFIGS = ("quantize_config.json", "quant_config.json")
+SIDE_CONFIGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
 
 def detect_format(quantization: Mapping[str, Any] | None) -> Format:
@@ -54,6 +56,8 @@ def quantization_method(quantization: Mapping[str, Any]) -> str:
         return str(method).lower()
     if "config_groups" in quantization:
         return "compressed-tensors"
+    if "producer" in quantization and "quantization" in quantization:
+        return str(dict(quantization["producer"]).get("name")).lower()
     has_bits = "bits" in quantization or "w_bit" in quantization
     if has_bits and ("zero_point" in quantization or "version" in quantization):
         return "awq"

@@ -1,8 +1,10 @@
-"""``quant_method: fp8``: two families under one name, told apart by their tensors.
+"""fp8 checkpoints: two families under ``quant_method: fp8``, told apart by their tensors, and others like them.
 
     blocks     P.weight float8_e4m3fn [N, K]; P.weight_scale_inv [ceil(N / 128), ceil(K / 128)] in float32, bfloat16 or
                e8m0. The weight is code * scale, despite the name (DeepSeek, Qwen, transformers).
     AutoFP8    P.weight; P.weight_scale []; static activations: P.input_scale [].
+
+ModelOpt's FP8 is stored as AutoFP8's; FBGEMM's has P.weight_scale [N, 1] and dynamic activations.
 
 Scales of experts may be packed per layer: ``experts.gate_up_proj_scale_inv`` [E, 2 I / 128, H / 128], the gate's rows
 first, and ``experts.down_proj_scale_inv``.
@@ -10,6 +12,7 @@ first, and ``experts.down_proj_scale_inv``.
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ from ...log import get_logger
 from ..canonical import CanonicalWeight
 from ..scheme import Activation, Dense, Element, Fp8, Scheme
 from .base import Format, TensorSource
-from .config_values import names, pattern
+from .config_values import mapping, names, pattern
 from .dense import load_dense
 from .dtypes import is_stored_plain
 from .names import is_head
@@ -32,6 +35,7 @@ from .tensor_reading import eight_bit_scheme, matrix_shape, needs_static, read_e
 log = get_logger(__name__)
 
 _SCALES = ("weight_scale_inv", "weight_scale")
+_MODELOPT = {"FP8": "static", "FP8_PER_CHANNEL_PER_TOKEN": "dynamic"}
 _EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)\.(gate_proj|up_proj|down_proj|w[123])$")
 # An expert's matrix: the packed scales it is in, and which half of their rows.
 _PACKED = {
@@ -74,6 +78,27 @@ def parse_fp8_config(raw: Mapping[str, Any]) -> Fp8Config:
         plain=names(raw.get("ignored_layers"), "fp8 ignored_layers")
         + names(raw.get("modules_to_not_convert"), "fp8 modules_to_not_convert"),
     )
+
+
+def modelopt_format(raw: Mapping[str, Any]) -> Fp8Format:
+    """NVIDIA ModelOpt's config, in config.json or nested in hf_quant_config.json.
+
+    UnsupportedError names an algorithm that is not served.
+    """
+    inner = mapping(raw.get("quantization"), "modelopt quantization") or dict(raw)
+    algorithm = str(inner.get("quant_algo"))
+    if algorithm not in _MODELOPT:
+        raise UnsupportedError(
+            f"modelopt quant_algo {algorithm!r} is not served; served are {', '.join(_MODELOPT)}, and llm-compressor's "
+            f"checkpoints of the other schemes"
+        )
+    plain = inner.get("exclude_modules", inner.get("ignore"))
+    return Fp8Format({"activation_scheme": _MODELOPT[algorithm], "ignored_layers": plain})
+
+
+def fbgemm_format(raw: Mapping[str, Any]) -> Fp8Format:
+    """FBGEMM's fp8 (Meta's Llama 3.1 405B); its bound on the activations' scales is not applied."""
+    return Fp8Format({"activation_scheme": "dynamic", "modules_to_not_convert": raw.get("modules_to_not_convert")})
 
 
 def _block(value: Any) -> tuple[int, int] | None:
@@ -146,7 +171,7 @@ def _names(entry: str, module: str) -> bool:
     """Whether an entry of the config names the module: in full, by any run of its parts, or by a pattern."""
     if entry.startswith("re:"):
         return bool(pattern(entry[3:], "fp8 ignored_layers").match(module))
-    return f".{entry}." in f".{module}."
+    return f".{entry}." in f".{module}." or fnmatch.fnmatchcase(module, entry)
 
 
 def _packed_name(source: TensorSource, module: str) -> tuple[str, int, int | None] | None:

@@ -12,11 +12,11 @@ from stored_tensors import SHARED, StoredTensors
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from twofold import LLM
+from twofold.engine.hf_config import FAMILIES
 from twofold.quant.canonical import dequantize
 from twofold.quant.formats import Format, detect_format, read_quantization
 
 CHECKPOINTS = SHARED / "checkpoints"
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def folders(*patterns: str) -> list[Path]:
@@ -33,7 +33,7 @@ def config_of(folder: Path) -> dict[str, object]:
 
 def is_served(folder: Path) -> bool:
     """Whether the engine has the folder's model family."""
-    return config_of(folder)["model_type"] in FAMILIES
+    return config_of(folder)["architectures"][0] in FAMILIES  # type: ignore[index]
 
 
 def reference(folder: Path) -> dict[str, Tensor]:

@@ -143,6 +143,27 @@ def test_dynamic_per_tensor_is_served_per_token() -> None:
     assert str(detect_format({"quant_method": "fp8"}).scheme("m")) == "fp8 tensor a-fp8 token"
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_modelopt(nested: bool) -> None:
+    inner = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head", "*.mlp.gate"]}
+    side_file = {"producer": {"name": "modelopt", "version": "0.19"}, "quantization": inner}
+    layout = detect_format(side_file if nested else {"quant_method": "modelopt", **inner})
+    assert str(layout.scheme("model.layers.0.mlp.up_proj")) == "fp8 tensor a-fp8 tensor static"
+    assert str(layout.scheme("model.layers.0.mlp.gate")) == str(layout.scheme("lm_head")) == "dense"
+    with pytest.raises(UnsupportedError, match=r"NVFP4.*FP8, FP8_PER_CHANNEL_PER_TOKEN"):
+        detect_format({"quant_method": "modelopt", "quant_algo": "NVFP4"})
+
+
+def test_fbgemm() -> None:
+    layout = detect_format(
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["o_proj"]}
+    )
+    source = StoredTensors({"m.weight": codes(16, 64), "m.weight_scale": torch.rand(16, 1)})
+    weight = layout.load(source, "m", torch.float32)
+    assert str(weight.scheme) == "fp8 channel a-fp8 token"
+    assert torch.equal(dequantize(weight), codes(16, 64).float() * source.tensors["m.weight_scale"])
+
+
 def test_damage_and_wrong_configs_are_named() -> None:
     with pytest.raises(CheckpointError, match=r"m\.weight.*neither weight_scale nor weight_scale_inv"):
         detect_format(BLOCKS).check(StoredTensors({"m.weight": codes(8, 8)}))

@@ -7,10 +7,14 @@ together by the share of equal top tokens.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from real_checkpoints import (
+    config_of,
     engine_logits,
     folders,
     is_served,
@@ -21,6 +25,10 @@ from real_checkpoints import (
     transformers_logits,
     with_logits,
 )
+from stored_tensors import StoredTensors
+from torch import Tensor
+from torch.nn import Module
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 ALL = with_logits(folders("autoawq-*", "autofp8-*", "llmcompressor*", "quark-*", "transformers-*"))
 SERVED = [path for path in ALL if is_served(path)]
@@ -50,3 +58,42 @@ def test_weights_in_another_engine(folder: Path, tmp_path: Path) -> None:
     stored = reference(folder)
     logits = transformers_logits(folder, linear_modules(folder), tmp_path, stored["input_ids"])
     assert relative_error(logits, stored["logits_weights_fp32"]) < 1e-4
+
+
+UNJUDGED = sorted({*folders("autofp8-*-llama-tied")} - {*ALL})
+
+
+@pytest.mark.parametrize("folder", UNJUDGED, ids=lambda path: path.name)
+def test_without_stored_logits(folder: Path, tmp_path: Path) -> None:
+    """The judge is transformers' model with weights and inputs read and rounded here, as AutoFP8 defines them."""
+    tensors = StoredTensors.from_folder(folder).tensors
+    model = base_model(folder, tensors, tmp_path)
+    for name, module in model.named_modules():
+        if f"{name}.weight_scale" in tensors:
+            module.weight.data = tensors[f"{name}.weight"].float() * tensors[f"{name}.weight_scale"].float()
+            module.register_forward_pre_hook(rounding_hook(tensors.get(f"{name}.input_scale")))
+    ids = torch.arange(3, 40)
+    with torch.inference_mode():
+        expected = model(ids[None]).logits[0]
+    logits = engine_logits(folder, ids[None])[0]
+    assert row_errors(logits, expected).median().item() < 1e-3
+    assert (logits.argmax(-1) == expected.argmax(-1)).float().mean().item() > 0.9
+
+
+def base_model(folder: Path, tensors: dict[str, Tensor], work: Path) -> PreTrainedModel:
+    """The folder's model in float32 with its plain tensors."""
+    raw = {name: value for name, value in config_of(folder).items() if name != "quantization_config"}
+    (work / "config.json").write_text(json.dumps(raw))
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(work), attn_implementation="eager").float()
+    plain = {name: tensor for name, tensor in tensors.items() if tensor.dtype is torch.bfloat16}
+    model.load_state_dict(plain, strict=False)
+    return model
+
+
+def rounding_hook(static: Tensor | None) -> Callable[[Module, tuple[Tensor, ...]], tuple[Tensor]]:
+    def hook(module: Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        x = inputs[0]
+        scale = x.abs().amax(-1, keepdim=True) / 448 if static is None else static.float()
+        return ((x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale,)
+
+    return hook

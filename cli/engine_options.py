@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
-from ..engine.config import DEVICES, DTYPES, EngineConfig
+from ..engine.config import DEVICES, DTYPES, QUANTIZATIONS, EngineConfig
 from .parser import byte_size, natural_int, number, positive_int
 
 _FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}
@@ -16,6 +17,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "device": {"choices": DEVICES, "help": "where to compute"},
     "dtype": {"choices": DTYPES, "help": "element type of activations and unquantized weights"},
     "quantize": {"metavar": "METHOD:BITS:GROUP", "help": "quantize first, once, such as rtn:4:32"},
+    "quantization": {
+        "choices": QUANTIZATIONS,
+        "help": "round the weights of a 16- or 32-bit checkpoint while they load",
+    },
     "max_model_len": {
         "type": positive_int,
         "metavar": "N",
@@ -41,14 +46,20 @@ _SWITCHES = {
 }
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser, *, model: bool = True) -> None:
-    """Add the positional MODEL (unless told not to) and one option for each field of EngineConfig."""
+def add_engine_arguments(
+    parser: argparse.ArgumentParser, *, model: bool = True, only: Collection[str] | None = None
+) -> None:
+    """Add the positional MODEL (unless told not to) and one option for each field of EngineConfig, or for ``only``."""
     if model:
         parser.add_argument("model", metavar="MODEL", help="directory, .gguf file, hub id or catalogue name")
     group = parser.add_argument_group("engine options")
     for name, options in _OPTIONS.items():
+        if only is not None and name not in only:
+            continue
         group.add_argument(_flag(name), default=_FIELDS[name].default, **options)
     for name, text in _SWITCHES.items():
+        if only is not None and name not in only:
+            continue
         action = argparse.BooleanOptionalAction if _FIELDS[name].default else "store_true"
         group.add_argument(_flag(name), action=action, default=_FIELDS[name].default, help=text)
 

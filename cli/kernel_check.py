@@ -17,7 +17,7 @@ from ..kernels.problems import AttentionProblem, LinearProblem, PlainProblem
 from ..kernels.registry import Candidate
 from ..platforms.interface import Platform
 from ..quant.canonical import CanonicalWeight, DenseWeight, PackedWeight, dequantize, pack
-from ..quant.scheme import Dense, Scheme, WeightOnly
+from ..quant.scheme import Dense, WeightOnly
 
 NUM_FEATURES = 128
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 4, 2, 64, 16
@@ -105,7 +105,7 @@ def make_cases(dtype: torch.dtype, device: torch.device) -> list[Case]:
         ("gelu_and_mul", (gate_up, "tanh")),
     ]
     cases = [_plain_case(op, plain, arguments) for op, arguments in calls]
-    schemes: list[Scheme] = [Dense(), WeightOnly(4, 32), WeightOnly(4, 32, symmetric=False), WeightOnly(8, 32)]
+    schemes: list[Dense | WeightOnly] = [Dense(), WeightOnly(4, 32), WeightOnly(4, 32, symmetric=False), WeightOnly(8, 32)]
     cases += [_linear_case(scheme, x, generator) for scheme in schemes]
     cases += _cache_cases(plain, k, randn)
     return [*cases, _attention_case(dtype, device, generator)]
@@ -142,7 +142,7 @@ def _cache_cases(problem: PlainProblem, key: Tensor, randn: Callable[..., Tensor
     ]
 
 
-def _linear_case(scheme: Scheme, x: Tensor, generator: torch.Generator) -> Case:
+def _linear_case(scheme: Dense | WeightOnly, x: Tensor, generator: torch.Generator) -> Case:
     weight = _random_weight(scheme, generator, x)
 
     def run(candidate: Candidate) -> Answer:
@@ -153,7 +153,7 @@ def _linear_case(scheme: Scheme, x: Tensor, generator: torch.Generator) -> Case:
     return Case("linear", problem, run, reference.linear(x.float(), dequantize(weight, torch.float32)))
 
 
-def _random_weight(scheme: Scheme, generator: torch.Generator, like: Tensor) -> CanonicalWeight:
+def _random_weight(scheme: Dense | WeightOnly, generator: torch.Generator, like: Tensor) -> CanonicalWeight:
     shape = (64, NUM_FEATURES)
     if isinstance(scheme, Dense):
         return DenseWeight(torch.randn(shape, generator=generator).to(like))

@@ -8,6 +8,7 @@ from ..errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda", "rocm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("int8", "int4", "fp8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,7 @@ class EngineConfig:
 
     ``model``                   directory, ``.gguf`` file, hub id or catalogue name.
     ``quantize``                ``METHOD:BITS:GROUP`` to quantize a plain checkpoint first (cached), or None.
+    ``quantization``            int8, int4 or fp8: round a plain checkpoint's weights while they load, or None.
     ``max_model_len``           longest prompt plus output in tokens; None: what the model's config says.
     ``kv_cache_bytes``          size of the KV pool in bytes; None: ``memory_fraction`` of what is really free.
     ``max_num_batched_tokens``  token budget of one step.
@@ -27,6 +29,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     quantize: str | None = None
+    quantization: str | None = None
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_bytes: int | None = None
@@ -44,6 +47,12 @@ class EngineConfig:
             raise ConfigError(f"device is {self.device!r}; it must be one of {', '.join(DEVICES)}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            raise ConfigError(f"quantization is {self.quantization!r}; it must be one of {', '.join(QUANTIZATIONS)}")
+        if self.quantization is not None and self.quantize is not None:
+            raise ConfigError(
+                f"quantize {self.quantize!r} and quantization {self.quantization!r} exclude each other; choose one"
+            )
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size is {self.block_size}; it must be a power of two, such as 16")
         if not 0.0 < self.memory_fraction <= 1.0:

@@ -73,6 +73,7 @@ def _register(
             run=_rounding(run) if emulates else run,
             prepare=_with_input(prepare) if emulates else prepare,
             own_threads=run in (cpu_linear.run_low_bit, cpu_linear.run_dense),
+            prepared_bytes=_PREPARED_BYTES.get(prepare),
         )
     )
 
@@ -116,6 +117,18 @@ def keep(weight: CanonicalWeight, dtype: torch.dtype) -> CanonicalWeight:
 def run_unpacking(x: Tensor, weight: CanonicalWeight, bias: Tensor | None = None) -> Tensor:
     """x [T,K] -> [T,N]; the weight is dequantized for this call."""
     return reference.linear(x, dequantize(weight, x.dtype), bias)
+
+
+def expanded_bytes(problem: LinearProblem, stored: int) -> int:
+    """Of ``prepare_dense``'s matrix."""
+    return problem.out_features * problem.in_features * problem.dtype.itemsize
+
+
+_PREPARED_BYTES: dict[Prepare, Callable[[LinearProblem, int], int]] = {
+    prepare_dense: expanded_bytes,
+    prepare_packed: cpu_linear.low_bit_bytes,
+    cpu_linear.prepare_dense: cpu_linear.dense_bytes,
+}
 
 
 def _needs_rounding(scheme: Scheme) -> str | None:

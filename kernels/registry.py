@@ -31,6 +31,9 @@ class Candidate:
     ``can_run(spec, problem)`` returns None or the reason against it, in words. ``run`` has the signature of the
     operation's definition in ``reference.py``. ``prepare`` (linear only) turns a canonical weight into what ``run``
     wants. ``own_threads``: it computes on the platform's own threads instead of torch's.
+
+    ``prepared_bytes(problem, stored)`` (linear only) is the memory of a prepared weight, ``stored`` the canonical one's
+    bytes; None: as many. ``shares_dense``: ``prepare`` takes a dense weight of the problem's dtype as it is.
     """
 
     op: str
@@ -40,6 +43,8 @@ class Candidate:
     run: Callable[..., Any]
     prepare: Callable[..., Any] | None = None
     own_threads: bool = False
+    prepared_bytes: Callable[[Any, int], int] | None = None
+    shares_dense: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

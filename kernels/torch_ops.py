@@ -14,7 +14,7 @@ from ..quant.scheme import Dense
 from . import reference
 from .attention_batch import AttentionBatch
 from .problems import AttentionProblem, LinearProblem
-from .quantized_linear import prepare_dense, register_quantized_ops
+from .quantized_linear import expanded_bytes, prepare_dense, register_quantized_ops
 from .registry import Candidate, Quality, Registry
 
 
@@ -31,7 +31,9 @@ def register_torch_ops(registry: Registry, spec: DeviceSpec) -> None:
         "copy_blocks": reference.copy_blocks,
     }
     for op, run in plain.items():
-        registry.register(Candidate(op=op, name="torch", quality=quality, can_run=_always, run=run))
+        # Copying blocks is torch's own copy on every device: no kernel of ours would do better.
+        kind = Quality.NATIVE if op == "copy_blocks" else quality
+        registry.register(Candidate(op=op, name="torch", quality=kind, can_run=_always, run=run))
     registry.register(
         Candidate(op="paged_attention", name="torch_sdpa", quality=quality, can_run=_no_soft_cap, run=sdpa_attention)
     )
@@ -52,6 +54,8 @@ def register_torch_ops(registry: Registry, spec: DeviceSpec) -> None:
             can_run=_only_dense,
             run=reference.linear,
             prepare=prepare_dense,
+            prepared_bytes=expanded_bytes,
+            shares_dense=True,
         )
     )
     register_quantized_ops(registry, spec)

@@ -6,11 +6,10 @@ import importlib.util
 
 import torch
 
+from .arch_spec import preferred_gpu_dtype
 from .arch_table import ArchFacts
 from .interface import MemoryInfo, Platform
 from .spec import DeviceSpec
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class TorchGpuPlatform(Platform):
@@ -41,10 +40,7 @@ class TorchGpuPlatform(Platform):
         raise NotImplementedError
 
     def preferred_dtype(self, checkpoint_dtype: torch.dtype) -> torch.dtype:
-        """16 bits as the checkpoint says, else bfloat16, or float16 where the device has no bfloat16 matrix unit."""
-        if checkpoint_dtype in _HALF and (checkpoint_dtype is torch.float16 or "bf16" in self.spec.matrix_dtypes):
-            return checkpoint_dtype
-        return torch.bfloat16 if "bf16" in self.spec.matrix_dtypes else torch.float16
+        return preferred_gpu_dtype(self.spec, checkpoint_dtype)
 
     def memory(self) -> MemoryInfo:
         free, total = torch.cuda.mem_get_info(self.device)

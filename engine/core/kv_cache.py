@@ -43,10 +43,9 @@ def plan_kv_cache(config: EngineConfig, model: Model, platform: Platform) -> KVP
     The pool never exceeds what ``max_num_seqs`` sequences of full length can use. A pool too small for one such
     sequence lowers ``max_model_len``, so that any prompt that is admitted can also be answered.
     """
-    max_model_len = _wanted_model_len(config, model)
-    size = config.block_size
-    block_bytes = model.num_layers * kv_block_bytes(size, model.kv_heads, model.head_size, model.dtype)
-    budget = _budget(config, model, platform)
+    max_model_len = wanted_model_len(config, model)
+    size, block_bytes = config.block_size, model_block_bytes(config, model)
+    budget = kv_budget(config, model, platform.memory().free, platform.spec.device_type)
     useful = config.max_num_seqs * -(-max_model_len // size)
     num_blocks = min(budget // block_bytes, useful)
     if num_blocks < 1:
@@ -75,6 +74,11 @@ def allocate_kv_caches(plan: KVPlan, model: Model, device: torch.device) -> KVCa
     ]
 
 
+def model_block_bytes(config: EngineConfig, model: Model) -> int:
+    """Bytes of one block in all layers."""
+    return model.num_layers * kv_block_bytes(config.block_size, model.kv_heads, model.head_size, model.dtype)
+
+
 def workspace_bytes(config: EngineConfig, model: Model) -> int:
     """What one step needs beside weights and KV cache: activations of its tokens, logits and copies of them."""
     shape = model.config
@@ -84,7 +88,8 @@ def workspace_bytes(config: EngineConfig, model: Model) -> int:
     return activations + logits
 
 
-def _wanted_model_len(config: EngineConfig, model: Model) -> int:
+def wanted_model_len(config: EngineConfig, model: Model) -> int:
+    """Longest sequence if memory allows; ConfigError where the model has no positions for it."""
     limit = model.config.max_position_embeddings
     if config.max_model_len is None:
         return limit
@@ -95,10 +100,11 @@ def _wanted_model_len(config: EngineConfig, model: Model) -> int:
     return config.max_model_len
 
 
-def _budget(config: EngineConfig, model: Model, platform: Platform) -> int:
+def kv_budget(config: EngineConfig, model: Model, free: int, device_type: str) -> int:
+    """Bytes for the pool where ``free`` ones are left beside the weights."""
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
-    free = int(platform.memory().free * config.memory_fraction) - workspace_bytes(config, model)
-    if platform.spec.device_type == "cpu":
-        free = min(free, _CPU_DEFAULT_BYTES)
-    return max(free, 0)
+    budget = int(free * config.memory_fraction) - workspace_bytes(config, model)
+    if device_type == "cpu":
+        budget = min(budget, _CPU_DEFAULT_BYTES)
+    return max(budget, 0)

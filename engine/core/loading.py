@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...kernels.kernel_set import KernelSet
+from ...kernels.report import report_lines
 from ...log import get_logger
 from ...platforms import Platform, select_platform
 from ..config import EngineConfig
@@ -34,6 +35,8 @@ def load_parts(config: EngineConfig) -> CoreParts:
     kernels = KernelSet(platform.spec, strict=config.strict_kernels)
     model = load_model(files, config, platform, kernels)
     platform.set_threads(config.num_threads, torch_too=kernels.needs_torch_threads())
+    for line in report_lines(kernels.report()):
+        logger.info("%s", line)
     logger.info("loaded %s: %.2f GiB of weights on %s", config.model, model.weight_bytes / (1 << 30), platform.device)
     return CoreParts(model=model, platform=platform, kernels=kernels, vocab_size=vocab_size)
 

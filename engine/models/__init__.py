@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from ...kernels.kernel_set import KernelSet
+from ...log import get_logger
 from ...platforms.interface import Platform
-from ...quant.formats import detect_format
+from ...quant.at_load import load_format
 from ..config import EngineConfig
 from ..model_config import load_model_config
 from ..sources.model_files import ModelFiles
 from ..weights import open_checkpoint
+from ..weights.checkpoint import Checkpoint
 from ..weights.loader import Loader
-from ..weights.preflight import check_servable
 from .decoder import Decoder
 from .model import Model
+from .survey import survey_checkpoint
 
 __all__ = ["Decoder", "Model", "load_model"]
+
+logger = get_logger(__name__)
 
 
 def load_model(
@@ -35,13 +41,23 @@ def load_model(
     """
     model_config = load_model_config(files)
     dtype = _compute_dtype(config.dtype, model_config.dtype, platform)
-    checkpoint, quant_format = open_checkpoint(files), detect_format(model_config.quantization)
-    check_servable(checkpoint, quant_format, kernels, dtype)
+    checkpoint, quant_format = open_checkpoint(files), load_format(model_config.quantization, config.quantization)
+    survey_checkpoint(model_config, checkpoint, quant_format, kernels.fresh(), dtype, config.block_size)
+    start = time.perf_counter()
     loader = Loader(checkpoint, quant_format, kernels, dtype, platform.device)
     num_positions = max(config.max_model_len or 0, model_config.max_position_embeddings)
     model = Decoder(model_config, loader, block_size=config.block_size, num_positions=num_positions, progress=progress)
+    platform.synchronize()
+    _log_speed(checkpoint, time.perf_counter() - start)
     loader.finish()
     return model
+
+
+def _log_speed(checkpoint: Checkpoint, seconds: float) -> None:
+    files = {checkpoint.location(name) for name in checkpoint.names}
+    size = sum(Path(file).stat().st_size for file in files)
+    speed = size / max(seconds, 1e-9) / 1e9
+    logger.info("read %d files of %.2f GB in %.2f s: %.2f GB/s", len(files), size / 1e9, seconds, speed)
 
 
 def _compute_dtype(wanted: str, stored: str, platform: Platform) -> torch.dtype:

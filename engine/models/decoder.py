@@ -79,6 +79,7 @@ class Decoder:
         else:
             self._head = Head(loader.linear({"lm_head": config.vocab_size}, config.hidden_size, bias=False))
         self.weight_bytes = loader.weight_bytes
+        self.memory_bytes = loader.memory_bytes
         self.kv_scales = loader.kv_scales
 
     @torch.inference_mode()

@@ -7,13 +7,15 @@ the checkpoint has beyond that is reported.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ...errors import CheckpointError, UnsupportedError
 from ...kernels.kernel_set import KernelSet
+from ...kernels.problems import LinearProblem
 from ...log import get_logger
 from ...quant.canonical import CanonicalWeight, DenseWeight, merge
 from ...quant.formats import Format
@@ -36,18 +38,27 @@ NUM_NAMES_SHOWN = 5
 class Loader:
     """Builds layers on ``device`` in ``dtype``, with the kernels that suit each weight's scheme.
 
-    ``kv_scales`` are the checkpoint's scales for a quantized KV cache, by layer.
+    ``kv_scales`` are the checkpoint's scales for a quantized KV cache, by layer. ``weight_bytes`` counts each parameter
+    once, as stored in the canonical layout; ``memory_bytes`` what kernels keep of them, expanded or copied.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, quant_format: Format, kernels: KernelSet, dtype: torch.dtype, device: torch.device
+        self,
+        checkpoint: Checkpoint,
+        quant_format: Format,
+        kernels: KernelSet,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        read_scales: bool = True,
     ) -> None:
         self.checkpoint = checkpoint
         self.kernels = kernels
         self.dtype = dtype
         self.device = device
         self.weight_bytes = 0
-        self.kv_scales = read_kv_scales(checkpoint)
+        self.memory_bytes = 0
+        self.kv_scales = read_kv_scales(checkpoint) if read_scales else {}
         self._format = quant_format
         self._filled: set[str] = set()
 
@@ -61,10 +72,11 @@ class Loader:
         for module, rows in out_features.items():
             weights.append(self._weight(module, (rows, in_features)))
             biases.append(self._bias(module, rows, required=bias))
-        merged = merge(weights)
+        merged, names = merge(weights), list(out_features)
         if len(merged) == 1:
-            return Linear([self._part(merged[0], _stack_biases(biases, weights))])
-        return Linear([self._part(weight, bias) for weight, bias in zip(merged, biases, strict=True)])
+            return Linear([self._part(layer_class(names), merged[0], _stack_biases(biases, weights))])
+        parts = zip(names, merged, biases, strict=True)
+        return Linear([self._part(layer_class([name]), weight, bias) for name, weight, bias in parts])
 
     def norm(self, module: str, size: int, eps: float) -> RMSNorm:
         """An RMS norm over ``size`` features."""
@@ -85,7 +97,7 @@ class Loader:
             )
             vocab_size, size = embedding.weight.shape
             return self.linear({module: vocab_size}, size, bias=False)
-        return Linear([prepare_part(DenseWeight(embedding.weight), None, self.dtype, self.kernels)])
+        return Linear([self._prepare(module, DenseWeight(embedding.weight), None, shared=True)])
 
     def finish(self) -> list[str]:
         """Names in the checkpoint that no layer asked for; they are reported and otherwise ignored.
@@ -122,36 +134,65 @@ class Loader:
 
     def _bias(self, module: str, rows: int, *, required: bool) -> Tensor | None:
         name = f"{module}.bias"
-        if required and not self.checkpoint.has(name) and isinstance(self._format.scheme(module), Dense):
+        is_plain_module = self._format.quantizes or isinstance(self._format.scheme(module), Dense)
+        if required and not self.checkpoint.has(name) and is_plain_module:
             raise CheckpointError(f"tensor {name} is missing from {self.checkpoint.location(name)}")
         bias = self._format.load_bias(self.checkpoint, module, self.dtype)
         if bias is not None and bias.shape != (rows,):
             raise CheckpointError(f"{name} in {self.checkpoint.path} is {list(bias.shape)}; {module} has {rows} rows")
         return None if bias is None else bias.to(self.device)
 
-    def _part(self, weight: CanonicalWeight, bias: Tensor | None) -> LinearPart:
+    def _part(self, layer: str, weight: CanonicalWeight, bias: Tensor | None) -> LinearPart:
         weight = _to_device(weight, self.device)
         self.weight_bytes += weight.nbytes + (0 if bias is None else bias.nbytes)
-        return prepare_part(weight, bias, self.dtype, self.kernels)
+        return self._prepare(layer, weight, bias)
+
+    def _prepare(self, layer: str, weight: CanonicalWeight, bias: Tensor | None, *, shared: bool = False) -> LinearPart:
+        """``shared``: the matrix has another user, so that a kernel which takes it as it is costs nothing."""
+        part = prepare_part(weight, bias, self.dtype, self.kernels)
+        rows, columns = weight.shape
+        problem = LinearProblem(scheme=weight.scheme, in_features=columns, out_features=rows, dtype=self.dtype)
+        self._record(layer, problem, weight.nbytes, shared=shared)
+        self.memory_bytes += 0 if bias is None else bias.nbytes
+        return part
+
+    def _record(self, layer: str, problem: LinearProblem, stored: int, *, shared: bool = False) -> None:
+        """Count and report what the kernel chosen for a problem keeps of a weight."""
+        candidate = self.kernels.select_candidate("linear", problem)
+        num_bytes = stored if candidate.prepared_bytes is None else candidate.prepared_bytes(problem, stored)
+        if shared and candidate.shares_dense:
+            num_bytes = 0
+        self.memory_bytes += num_bytes
+        self.kernels.record(layer, problem, num_bytes)
 
     def _plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
         self._fill(name)
         tensor = self.checkpoint.get(name)
-        if not is_plain(tensor.dtype):
-            raise UnsupportedError(
-                f"{name} in {self.checkpoint.path} is stored as {tensor.dtype}; only linear layers are served quantized"
-            )
-        if tuple(tensor.shape) != shape:
-            raise CheckpointError(
-                f"{name} in {self.checkpoint.path} is {list(tensor.shape)}; the config asks for {list(shape)}"
-            )
+        self._check_plain(name, tensor.dtype, tuple(tensor.shape), shape)
         tensor = tensor.to(device=self.device, dtype=self.dtype)
         self.weight_bytes += tensor.nbytes
+        self.memory_bytes += tensor.nbytes
         return tensor
+
+    def _check_plain(self, name: str, dtype: torch.dtype, stored: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        if not is_plain(dtype):
+            raise UnsupportedError(
+                f"{name} in {self.checkpoint.path} is stored as {dtype}; only linear layers are served quantized"
+            )
+        if stored != shape:
+            raise CheckpointError(
+                f"{name} in {self.checkpoint.path} is {list(stored)}; the config asks for {list(shape)}"
+            )
 
     def _fill(self, name: str) -> None:
         assert name not in self._filled, f"{name} is filled twice"
         self._filled.add(name)
+
+
+def layer_class(modules: Sequence[str]) -> str:
+    """``self_attn.q_proj+k_proj+v_proj`` for the three modules of any layer."""
+    first, *others = (re.sub(r"^.*\blayers\.\d+\.", "", module) for module in modules)
+    return "+".join([first, *(other.rpartition(".")[2] for other in others)])
 
 
 def _stack_biases(biases: list[Tensor | None], weights: list[CanonicalWeight]) -> Tensor | None:

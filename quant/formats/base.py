@@ -20,11 +20,13 @@ __all__ = ["Format", "TensorSource"]
 class Format(ABC):
     """One on-disk format, set up by one checkpoint's quantization config.
 
-    ``marks`` are last names of tensors that only quantized modules have.
+    ``marks`` are last names of tensors that only quantized modules have. ``quantizes``: what is stored is plain, and
+    gets its scheme when it is loaded.
     """
 
     name: str
     marks: tuple[str, ...] = ()
+    quantizes = False
 
     @abstractmethod
     def scheme(self, module: str) -> Scheme:

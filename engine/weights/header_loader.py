@@ -1,0 +1,126 @@
+"""HeaderLoader: builds a model's layers without reading a weight, to know what they will take and which kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...errors import CheckpointError
+from ...kernels.kernel_set import KernelSet
+from ...kernels.problems import LinearProblem
+from ...quant.at_load import AtLoadFormat
+from ...quant.footprint import StoredLinear, merge_stored
+from ...quant.formats import Format
+from ...quant.formats.names import stored_module
+from ...quant.scheme import Dense, MicroScaled, Scheme, WeightOnly
+from ..layers.embedding import Embedding
+from ..layers.linear import Linear
+from .checkpoint import Checkpoint
+from .loader import Loader, layer_class
+
+# Where formats keep a module's scales; a format that keeps them elsewhere makes float32 ones.
+SCALE_PARTS = ("scales", "weight_scale", "weight_scale_inv")
+
+
+class HeaderLoader(Loader):
+    """The same layers, checks, counts and choices of kernels as ``Loader``'s, from headers alone.
+
+    Its layers cannot compute. Where values decide, the headers are believed: a GPTQ checkpoint whose zeros all turn out
+    to be the middle one takes less than is counted here.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, quant_format: Format, kernels: KernelSet, dtype: torch.dtype) -> None:
+        super().__init__(checkpoint, quant_format, kernels, dtype, torch.device("meta"), read_scales=False)
+        self._quantized = set(quant_format.quantized_modules(checkpoint))
+
+    def linear(self, out_features: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
+        stored = []
+        for module, rows in out_features.items():
+            stored.append(self._stored(module, (rows, in_features)))
+        biased = {module: rows for module, rows in out_features.items() if self._has_bias(module, required=bias)}
+        parts, names = merge_stored(stored), list(out_features)
+        classes = [layer_class(names)] if len(parts) == 1 else [layer_class([name]) for name in names]
+        for layer, part in zip(classes, parts, strict=True):
+            self.weight_bytes += part.nbytes
+            self._record(layer, self._problem(part), part.nbytes)
+        if biased:
+            # One bias stands for all parts of a merged matrix.
+            num_bytes = sum((out_features if len(parts) == 1 else biased).values()) * self.dtype.itemsize
+            self.weight_bytes += num_bytes
+            self.memory_bytes += num_bytes
+        return Linear([])
+
+    def tied_head(self, module: str, embedding: Embedding) -> Linear:
+        """A stored copy of the embedding is taken to be the same."""
+        rows, columns = embedding.weight.shape
+        stored = [name for name in self._format.tensor_names(module) if self.checkpoint.has(name)]
+        if stored and stored != [f"{module}.weight"]:
+            return self.linear({module: rows}, columns, bias=False)
+        part = StoredLinear(Dense(), (rows, columns), self.dtype.itemsize)
+        self._record(module, self._problem(part), part.nbytes, shared=True)
+        return Linear([])
+
+    def _problem(self, part: StoredLinear) -> LinearProblem:
+        rows, columns = part.shape
+        return LinearProblem(scheme=part.scheme, in_features=columns, out_features=rows, dtype=self.dtype)
+
+    def _stored(self, module: str, shape: tuple[int, int]) -> StoredLinear:
+        self._fill(module)
+        name = stored_module(self.checkpoint, module)
+        if name in self._quantized:
+            scheme, found = self._format.stored_scheme(self.checkpoint, name)
+        else:
+            weight = f"{name}.weight"
+            self._require(weight)
+            scheme, found = Dense(), self.checkpoint.shape(weight)  # type: ignore[assignment]
+        if tuple(found) != shape:
+            raise CheckpointError(
+                f"{module} in {self.checkpoint.path} is {list(found)}; the config asks for {list(shape)}"
+            )
+        scheme = _whole_group(scheme, shape[1])
+        if isinstance(scheme, Dense):
+            return StoredLinear(scheme, shape, self.dtype.itemsize)
+        return StoredLinear(scheme, shape, self._scale_bytes(name), self._divisor_bytes(name, scheme))
+
+    def _scale_bytes(self, module: str) -> int:
+        if isinstance(self._format, AtLoadFormat):
+            return self._format.scale_bytes()
+        names = [f"{module}.{part}" for part in SCALE_PARTS if self.checkpoint.has(f"{module}.{part}")]
+        size = self.checkpoint.dtype(names[0]).itemsize if names else 4
+        return size if size > 1 else 4  # exponents become float32
+
+    def _divisor_bytes(self, module: str, scheme: object) -> int:
+        has_divisor = isinstance(scheme, MicroScaled) and self.checkpoint.has(f"{module}.weight_global_scale")
+        return 4 if has_divisor else 0
+
+    def _has_bias(self, module: str, *, required: bool = False) -> bool:
+        name = f"{stored_module(self.checkpoint, module)}.bias"
+        if self.checkpoint.has(name):
+            # auto-gptq writes zeros for every layer that it quantizes; those are dropped.
+            return required or module not in self._quantized or self._format.quantizes
+        if required and (self._format.quantizes or isinstance(self._format.scheme(module), Dense)):
+            self._require(name)
+        return False
+
+    def _plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        self._fill(name)
+        self._require(name)
+        self._check_plain(name, self.checkpoint.dtype(name), tuple(self.checkpoint.shape(name)), shape)
+        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self.weight_bytes += tensor.nbytes
+        self.memory_bytes += tensor.nbytes
+        return tensor
+
+    def _require(self, name: str) -> None:
+        if not self.checkpoint.has(name):
+            raise CheckpointError(f"tensor {name} is missing from {self.checkpoint.location(name)}")
+
+
+def _whole_group(scheme: Scheme, columns: int) -> Scheme:
+    """A group that covers all of K is a scale per output feature."""
+    if isinstance(scheme, WeightOnly) and scheme.group_size >= columns:
+        return replace(scheme, group_size=-1)
+    return scheme

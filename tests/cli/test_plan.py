@@ -1,0 +1,39 @@
+"""``twofold plan``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from twofold import cli
+
+
+def test_table(tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["plan", str(tiny_model("llama")), "--arch", "gfx942", "--memory", "192GiB"]) == 0
+    text = capsys.readouterr().out
+    for words in ("gfx942, 192.00 GiB", "as stored", "int8", "int4", "fp8", "per token", "triton (native)", "512"):
+        assert words in text
+
+
+def test_json(tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture) -> None:
+    options = ["--arch", "sm_90", "--memory", "1G", "--json", "--lengths", "100", "200", "--dtype", "float16"]
+    assert cli.main(["plan", str(tiny_model("qwen3")), *options, "--quantization", "int4"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["dtype"] == "float16" and plan["free_bytes"] == 1 << 30
+    (row,) = plan["plans"]
+    assert row["quantization"] == "int4" and set(row["requests"]) == {"100", "200"}
+    assert row["requests"]["100"] > row["requests"]["200"] > 0
+
+
+def test_what_does_not_fit_and_what_is_not_served(
+    tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture
+) -> None:
+    assert cli.main(["plan", str(tiny_model("llama")), "--device", "cpu", "--memory", "1M"]) == 1
+    assert "does not fit" in capsys.readouterr().out
+    assert cli.main(["plan", str(tiny_model("llama")), "--arch", "gfx942", "--memory", "1G", "--strict-kernels"]) == 0
+    text = capsys.readouterr().out
+    assert "not served here" in text and "--strict-kernels" in text
+    assert cli.main(["plan", str(tiny_model("llama")), "--arch", "gfx942"]) == 2
+    assert "--memory" in capsys.readouterr().err

@@ -1,0 +1,176 @@
+"""A plan reads headers only, and its numbers are those of the engine that is then really built."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_specs import gpu_spec
+from real_checkpoints import CHECKPOINTS
+from smollm2 import smollm2_files
+from twofold.engine.config import QUANTIZATIONS, EngineConfig
+from twofold.engine.core.engine_core import EngineCore
+from twofold.engine.core.kv_cache import allocate_kv_caches, plan_kv_cache
+from twofold.engine.models import load_model
+from twofold.engine.plan import AS_STORED, ModelPlan, SchemePlan, make_plan
+from twofold.engine.sources import ModelFiles, resolve_model
+from twofold.engine.target import Target, find_target
+from twofold.engine.weights.checkpoint import Checkpoint
+from twofold.errors import CheckpointError, ConfigError
+from twofold.kernels.kernel_set import KernelSet
+from twofold.platforms import Platform, select_platform
+from twofold.platforms.interface import MemoryInfo
+
+TinyModel = Callable[..., Path]
+FAMILIES = ["llama", "llama-tied", "llama-bias", "mistral", "qwen2", "qwen3"]
+REAL = [
+    "autoawq-gemm-g128-qwen2",
+    "autofp8-static-llama-tied",
+    "autogptq-w4-g32-asym-qwen2",
+    "gptqmodel-gptq-gptq-w4-g32-lmhead-llama-untied",
+    "llmcompressor-int8-w8a8-asym-llama-tied",
+    "llmcompressor-nvfp4-mistral",
+    "llmcompressor-mxfp8-llama-tied",
+    "llmcompressor0601-w4a16-g32-asym-actorder-group-llama-tied",
+    "transformers-fp8block-qwen3",
+]
+
+
+def plan_of(files: ModelFiles, free: int = 1 << 30, arch: str | None = None, **options: object) -> ModelPlan:
+    target = Target(spec=select_platform("cpu").spec, free_bytes=free)
+    if arch is not None:
+        target = find_target("auto", arch, free)
+    return make_plan(files, EngineConfig(model=files.name, **options), target)  # type: ignore[arg-type]
+
+
+def row_of(plan: ModelPlan, quantization: str = AS_STORED) -> SchemePlan:
+    return next(row for row in plan.plans if row.quantization == quantization)
+
+
+def check_against_loading(files: ModelFiles, quantization: str | None = None) -> None:
+    row = row_of(plan_of(files), quantization or AS_STORED)
+    platform = select_platform("cpu")
+    kernels = KernelSet(platform.spec)
+    config = EngineConfig(model=files.name, device="cpu", quantization=quantization)
+    model = load_model(files, config, platform, kernels)
+    assert (row.weight_bytes, row.memory_bytes) == (model.weight_bytes, model.memory_bytes)
+    used = {(line["scheme"], f"{line['kernel']} ({line['quality']})") for line in kernels.report() if "layer" in line}
+    assert {scheme for scheme, _ in used} == set(row.schemes) and {kernel for _, kernel in used} == set(row.kernels)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_models(tiny_model: TinyModel, family: str) -> None:
+    check_against_loading(resolve_model(str(tiny_model(family))))
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("family", ["llama-bias", "qwen2"])
+def test_quantized_at_load(tiny_model: TinyModel, family: str, quantization: str) -> None:
+    check_against_loading(resolve_model(str(tiny_model(family))), quantization)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_checkpoints_of_other_tools(name: str) -> None:
+    if not (CHECKPOINTS / name).is_dir():
+        pytest.skip("the shared checkpoints are not here")
+    files = resolve_model(str(CHECKPOINTS / name))
+    check_against_loading(files)
+    assert [row.quantization for row in plan_of(files).plans] == [AS_STORED]
+
+
+def test_smollm2() -> None:
+    check_against_loading(smollm2_files())
+    plan = plan_of(smollm2_files(), 8 << 30, "gfx942")
+    # 134,515,008 parameters; 2 x 30 layers x 3 heads x 64 features x 2 bytes.
+    assert row_of(plan).weight_bytes == 134_515_008 * 2 and plan.kv_bytes_per_token == 23040
+    assert plan.dtype == plan.kv_dtype == "bfloat16" and plan.max_model_len == 8192
+
+
+class _Fixed:
+    """A platform of this machine's kind with a given amount of free memory."""
+
+    def __init__(self, platform: Platform, free: int) -> None:
+        self.spec, self.device, self._free = platform.spec, platform.device, free
+
+    def memory(self) -> MemoryInfo:
+        return MemoryInfo(self._free, self._free)
+
+
+@pytest.mark.parametrize("free", [12 << 20, 200 << 20])
+def test_cache_is_the_one_that_the_engine_allocates(tiny_model: TinyModel, free: int) -> None:
+    files, platform = resolve_model(str(tiny_model("llama"))), select_platform("cpu")
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 8}
+    plan = plan_of(files, free, **options)
+    config = EngineConfig(model=files.name, **options)
+    model = load_model(files, config, platform, KernelSet(platform.spec))
+    pool = plan_kv_cache(config, model, _Fixed(platform, free - model.memory_bytes))  # type: ignore[arg-type]
+    assert row_of(plan).num_blocks == pool.num_blocks
+    caches = allocate_kv_caches(pool, model, platform.device)
+    allocated = sum(tensor.nbytes for pair in caches for tensor in pair)
+    assert allocated == plan.kv_bytes_per_token * pool.num_blocks * pool.block_size
+    for length, count in row_of(plan).requests.items():
+        assert count == row_of(plan).kv_tokens // 8 // -(-length // 8)
+
+
+def test_a_core_with_that_much_cache_takes_that_many_requests(tiny_model: TinyModel) -> None:
+    files = resolve_model(str(tiny_model("llama")))
+    plan = plan_of(files, kv_cache_bytes=1 << 20)
+    core = EngineCore(EngineConfig(model=files.name, device="cpu", kv_cache_bytes=1 << 20))
+    assert core.info().num_blocks == row_of(plan).num_blocks
+    assert row_of(plan).requests == {512: row_of(plan).kv_tokens // 512}
+
+
+def test_no_weight_is_read(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Checkpoint.get
+
+    def refuse(self: Checkpoint, name: str) -> torch.Tensor:
+        assert name.endswith(".weight_shape"), f"{name} was read"  # two numbers that some headers do not hold
+        return read(self, name)
+
+    monkeypatch.setattr(Checkpoint, "get", refuse)
+    names = [str(tiny_model("llama-tied")), *(str(CHECKPOINTS / name) for name in REAL if CHECKPOINTS.is_dir())]
+    for name in names:
+        for arch in (None, "gfx942", "sm_90"):
+            assert row_of(plan_of(resolve_model(name), arch=arch)).weight_bytes
+
+
+def test_too_little_memory_says_so(tiny_model: TinyModel) -> None:
+    plan = plan_of(resolve_model(str(tiny_model("llama"))), 1 << 20)
+    assert all(row.weight_bytes and not row.num_blocks and set(row.requests.values()) == {0} for row in plan.plans)
+    with pytest.raises(ConfigError, match="--memory"):
+        make_plan(resolve_model(plan.model), EngineConfig(model=plan.model), find_target("auto", "gfx942"))
+
+
+def test_what_cannot_load_is_not_planned(tiny_model: TinyModel, tmp_path: Path) -> None:
+    files = resolve_model(str(tiny_model("llama")))
+    for file in files.path.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = (tmp_path / "config.json").read_text().replace('"hidden_size": 64', '"hidden_size": 128')
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(CheckpointError, match=r"embed_tokens.*\[320, 64\].*\[320, 128\]"):
+        plan_of(resolve_model(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "arch", ["sm_70", "sm_75", "sm_80", "sm_90", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"]
+)
+def test_targets_are_what_selection_would_see(arch: str) -> None:
+    target = find_target("auto", arch, 1 << 30)
+    assert dataclasses.replace(target.spec, vendor="", name="", num_cores=0) == dataclasses.replace(
+        gpu_spec(arch, memory_bytes=1 << 30), vendor="", name="", num_cores=0
+    )
+    has_bf16 = "bf16" in target.spec.matrix_dtypes
+    assert target.compute_dtype("auto", "bfloat16") is (torch.bfloat16 if has_bf16 else torch.float16)
+    assert target.compute_dtype("float32", "bfloat16") is torch.float32
+
+
+def test_wrong_targets() -> None:
+    with pytest.raises(ConfigError, match="gfx942"):
+        find_target("auto", "h100", 1)
+    with pytest.raises(ConfigError, match="exclude"):
+        find_target("cpu", "gfx942", 1)
+    platform = select_platform("cpu")
+    assert find_target("cpu").compute_dtype("auto", "bfloat16") is platform.preferred_dtype(torch.bfloat16)

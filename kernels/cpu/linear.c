@@ -262,6 +262,8 @@ static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 
 static ptrdiff_t num_panels(const struct linear *p) { return (p->out_features + PANEL - 1) / PANEL; }
 
+static ptrdiff_t num_chunks(const struct linear *p) { return (p->rows + ROW_CHUNK - 1) / ROW_CHUNK; }
+
 /* Rows and panels of y that are computed together. */
 struct share {
     ptrdiff_t first_panel, last_panel, first_row, last_row;
@@ -308,15 +310,16 @@ static void run_block(const struct linear *p, const struct share *share, ptrdiff
     }
 }
 
-/* Items of a product: chunks of ROW_CHUNK rows, each cut into groups of panels, the panels of one chunk first. */
+/* Items of a product: groups of panels, each with chunks of ROW_CHUNK rows one after the other, so that weights are read from
+   memory once and then found in a cache. */
 static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct linear *p = arg;
-    ptrdiff_t panels = num_panels(p), groups = (panels + p->piece_panels - 1) / p->piece_panels;
+    ptrdiff_t panels = num_panels(p), chunks = num_chunks(p);
     float *scratch = p->codes ? thread_scratch(GROUP_PANELS * BLOCK_K * PANEL * sizeof(float)) : NULL;
     ptrdiff_t sums = (p->in_features + SUM_K - 1) / SUM_K, blocks = (p->in_features + BLOCK_K - 1) / BLOCK_K;
     ptrdiff_t block = blocks ? (sums + blocks - 1) / blocks * SUM_K : SUM_K;
     for (ptrdiff_t item = first; item < last; item++) {
-        ptrdiff_t row = item / groups * ROW_CHUNK, start = item % groups * p->piece_panels;
+        ptrdiff_t row = item % chunks * ROW_CHUNK, start = item / chunks * p->piece_panels;
         struct share share = {start, smaller(start + p->piece_panels, panels), row, smaller(row + ROW_CHUNK, p->rows)};
         for (ptrdiff_t panel = share.first_panel; panel < share.last_panel; panel += GROUP_PANELS)
             for (ptrdiff_t k = 0; k < p->in_features; k += block) run_block(p, &share, panel, k, block, scratch);
@@ -325,7 +328,7 @@ static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
 
 /* Few pieces would leave threads idle at the end, tiny ones cost more to claim than to compute. */
 static void run(struct linear *p) {
-    ptrdiff_t panels = num_panels(p), chunks = (p->rows + ROW_CHUNK - 1) / ROW_CHUNK, pieces = 8 * (ptrdiff_t)team_size();
+    ptrdiff_t panels = num_panels(p), chunks = num_chunks(p), pieces = 8 * (ptrdiff_t)team_size();
     p->piece_panels = smaller(larger(panels * chunks / pieces, 1), GROUP_PANELS);
     ptrdiff_t work = smaller(p->rows, ROW_CHUNK) * p->in_features * p->piece_panels * PANEL;
     ptrdiff_t items = chunks * ((panels + p->piece_panels - 1) / p->piece_panels);

@@ -80,7 +80,7 @@ def row_launch(arch: str, columns: int) -> RowLaunch:
         return RowLaunch(2048, 2 if wide else 4)
     if columns <= 4096:
         return RowLaunch(4096, 4 if wide else 8)
-    return RowLaunch(16384, 8 if wide else 16)
+    return RowLaunch(8192, 8 if wide else 16)
 
 
 def _head_class(head_size: int) -> int:

@@ -21,8 +21,8 @@ COMMANDS = {
     "quantize": "write a quantized checkpoint of a model",
     "pull": "fetch a model into the cache, or list the catalogue",
     "bench": "measure latency, throughput, or a running server",
-    "plan": "say what a model needs and how many requests fit, before loading it",
-    "doctor": "report what this machine offers and which kernels it, or a model, gets",
+    "plan": "say what a model needs and how many requests fit",
+    "doctor": "report what this machine offers and a model's kernels",
 }
 
 EXIT_FAILURE = 1

@@ -8,19 +8,32 @@ import json
 from typing import Any
 
 from ..engine.config import DEVICES, EngineConfig
-from ..errors import TwofoldError
+from ..errors import ConfigError, TwofoldError
 from . import diagnosis
+from .engine_options import add_engine_arguments, engine_config
+
+_MODEL_FIELDS = ("dtype", "quantization", "block_size", "strict_kernels")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--device", choices=DEVICES, default=EngineConfig.__dataclass_fields__["device"].default,
                         help="the device to examine")  # fmt: skip
+    parser.add_argument("model", nargs="?", metavar="MODEL",
+                        help="say which kernels this model would get, from its headers")  # fmt: skip
+    parser.add_argument("--arch", metavar="ARCH", help="with MODEL: for a GPU such as gfx942 or sm_90, not this device")
+    add_engine_arguments(parser, model=False, only=_MODEL_FIELDS)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 1 when a kernel computes wrong results or the device cannot be used."""
+    """Print the report; 1 when a kernel is wrong, the device cannot be used or the model not be served."""
+    if args.model is not None:
+        report = make_model_report(args)
+        print(json.dumps(report, indent=2) if args.json else render_model(report))
+        return 1 if report["problems"] else 0
+    if args.arch is not None:
+        raise ConfigError("--arch goes with a MODEL; the machine's own report needs the machine")
     report = make_report(args.device)
     print(json.dumps(report, indent=2) if args.json else render(report))
     return 1 if report["problems"] else 0
@@ -63,6 +76,45 @@ def render(report: dict[str, Any]) -> str:
     lines += ["", *(f"problem: {text}" for text in report["problems"])]
     if not report["problems"]:
         lines.append("Everything that was checked works.")
+    return "\n".join(lines)
+
+
+def make_model_report(args: argparse.Namespace) -> dict[str, Any]:
+    """A model's kernels on a device, as the engine would report them; nothing of its weights is read."""
+    from ..engine.model_config import load_model_config
+    from ..engine.models.survey import survey_model
+    from ..engine.sources import resolve_model
+    from ..engine.target import find_target
+    from ..kernels.kernel_set import KernelSet
+    from ..kernels.problems import PlainProblem, dtype_name
+
+    config, files = engine_config(args), resolve_model(args.model)
+    report: dict[str, Any] = {"model": files.name, "kernels": [], "problems": []}
+    try:
+        target = find_target(config.device, args.arch)
+        dtype = target.compute_dtype(config.dtype, load_model_config(files).dtype)
+        report |= {"arch": target.spec.arch, "dtype": dtype_name(dtype)}
+        kernels = KernelSet(target.spec, strict=config.strict_kernels)
+        survey = survey_model(files, kernels, dtype, block_size=config.block_size, quantization=config.quantization)
+        # What the core itself asks for, beside the model.
+        kernels.select("copy_blocks", PlainProblem(dtype))
+        report |= {"format": survey.format_name, "kernels": kernels.report()}
+        report |= {"weight_bytes": survey.model.weight_bytes, "memory_bytes": survey.model.memory_bytes}
+    except TwofoldError as error:
+        report["problems"].append(str(error))
+    return report
+
+
+def render_model(report: dict[str, Any]) -> str:
+    """The model's report as text for a terminal."""
+    from ..kernels.report import report_lines
+
+    lines = []
+    if report["kernels"]:
+        sizes = [f"{report[name] / 2**20:.1f} MiB" for name in ("weight_bytes", "memory_bytes")]
+        lines.append(f"{report['model']} ({report['format']}) on {report['arch']} in {report['dtype']}")
+        lines += [f"weights: {sizes[0]}, {sizes[1]} in memory", ""]
+    lines += [*report_lines(report["kernels"]), *(f"problem: {text}" for text in report["problems"])]
     return "\n".join(lines)
 
 

@@ -22,6 +22,7 @@ from ..quant.scheme import Dense, WeightOnly
 NUM_FEATURES = 128
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 4, 2, 64, 16
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+SCHEMES = (Dense(), WeightOnly(4, 32), WeightOnly(4, 32, symmetric=False), WeightOnly(8, 32))
 Answer = Tensor | tuple[Tensor, ...]
 
 
@@ -105,8 +106,7 @@ def make_cases(dtype: torch.dtype, device: torch.device) -> list[Case]:
         ("gelu_and_mul", (gate_up, "tanh")),
     ]
     cases = [_plain_case(op, plain, arguments) for op, arguments in calls]
-    schemes: list[Dense | WeightOnly] = [Dense(), WeightOnly(4, 32), WeightOnly(4, 32, symmetric=False), WeightOnly(8, 32)]
-    cases += [_linear_case(scheme, x, generator) for scheme in schemes]
+    cases += [_linear_case(scheme, x, generator) for scheme in SCHEMES]
     cases += _cache_cases(plain, k, randn)
     return [*cases, _attention_case(dtype, device, generator)]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, ConfigError
+from ..platforms.fp8 import fp8_max
 from .canonical import CanonicalWeight, DenseWeight, EightBitWeight, PackedWeight
 from .eight_bit import int8_as_packed_fields
 from .formats import Format, TensorSource, detect_format
@@ -21,7 +22,6 @@ from .formats.names import is_head
 from .methods.rtn import quantize_rtn
 from .scheme import Dense, Fp8, Scheme, WeightOnly
 
-LARGEST_FP8 = 448.0
 SCHEMES: dict[str, WeightOnly | Fp8] = {
     "int8": WeightOnly(8, -1),
     "int4": WeightOnly(4, 32, symmetric=False),
@@ -89,7 +89,7 @@ def quantize(weight: DenseWeight, kind: str, name: str) -> CanonicalWeight:
         return quantize_rtn(weight.weight, scheme)
     if kind == "fp8":
         assert isinstance(scheme, Fp8), "fp8 codes belong to Fp8"
-        codes, scales = _rounded(weight.weight, LARGEST_FP8)
+        codes, scales = _rounded(weight.weight, fp8_max(torch.float8_e4m3fn))
         return EightBitWeight(scheme, codes.to(torch.float8_e4m3fn), scales)
     codes, scales = _rounded(weight.weight, 127.0)
     packed_scheme, qweight, scales, zeros = int8_as_packed_fields(

@@ -61,11 +61,12 @@ HEAD_SIZES = (64, 128, 256)
 _HEADER = """# Support matrix
 
 Which kernel each scheme gets on each architecture, and how it computes. Written by
-`python -m twofold.kernels.support_matrix` from the registry that the engine itself asks; a test compares. For one model on one
-device, `twofold doctor MODEL --arch ARCH` says the same with that model's shapes. What the qualities mean:
+`python -m twofold.kernels.support_matrix` from the registry that the engine itself asks; a test compares. For one model
+on one device, `twofold doctor MODEL --arch ARCH` says the same with that model's shapes. What the qualities mean:
 [quantization](quantization.md#which-kernel-does-a-layer-get).
 
-This is what the kernels accept, not where they have run; GPU columns assume that triton is installed, the CPU's a C compiler.
+This is what the kernels accept, not where they have run. GPU columns assume that triton is installed, the CPU's a C
+compiler.
 """
 
 

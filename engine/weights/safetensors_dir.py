@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from ...errors import CheckpointError, UnsupportedError
 from ...log import get_logger
 from .checkpoint import Checkpoint
-from .safetensors_header import DTYPES, TensorEntry, read_header
+from .safetensors_header import DTYPES, TensorEntry, read_header, read_tensor
 
 logger = get_logger(__name__)
 
@@ -28,7 +26,6 @@ class SafetensorsCheckpoint(Checkpoint):
         super().__init__(path)
         self._entries = _read_entries(path)
         self._names = frozenset(self._entries)
-        self._open: dict[Path, Any] = {}
 
     @property
     def names(self) -> frozenset[str]:
@@ -55,10 +52,8 @@ class SafetensorsCheckpoint(Checkpoint):
         return self._entries[name]
 
     def _read(self, name: str) -> Tensor:
-        file = self._entries[name].file
-        if file not in self._open:
-            self._open[file] = safe_open(file, framework="pt")
-        return self._open[file].get_tensor(name)
+        self.dtype(name)  # refuses what has no dtype in torch
+        return read_tensor(name, self._entries[name])
 
 
 def _read_entries(path: Path) -> dict[str, TensorEntry]:

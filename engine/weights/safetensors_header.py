@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ...errors import CheckpointError
 
@@ -34,11 +36,12 @@ MAX_HEADER_BYTES = 100 << 20
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a file: ``dtype`` as the file spells it, ``end`` its last byte's offset from the file's start."""
+    """One tensor of a file: ``dtype`` as the file spells it; ``start`` and ``end`` are its bytes within the file."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    start: int
     end: int
 
 
@@ -54,8 +57,9 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
             header = json.loads(stream.read(length))
         except ValueError:
             raise CheckpointError(f"the header of {file} is not JSON; the file is damaged") from None
+    data = 8 + length
     entries = {
-        name: TensorEntry(file, row["dtype"], tuple(row["shape"]), 8 + length + row["data_offsets"][1])
+        name: TensorEntry(file, row["dtype"], tuple(row["shape"]), *(data + offset for offset in row["data_offsets"]))
         for name, row in header.items()
         if name != "__metadata__"
     }
@@ -71,3 +75,26 @@ def _check_size(file: Path, size: int, entries: dict[str, TensorEntry]) -> None:
             f"{file} is cut off at {size} of {max(entry.end for entry in entries.values())} bytes; "
             f"tensor {cut[0]}{more} cannot be read: fetch the file again"
         )
+
+
+def read_tensor(name: str, entry: TensorEntry) -> Tensor:
+    """A tensor's data in memory of its own; ``entry.dtype`` is one of ``DTYPES``.
+
+    Read and not mapped: pages of a mapped file would stay in this process's memory beside the weights made of them.
+    """
+    dtype, size = DTYPES[entry.dtype], entry.end - entry.start
+    if size != math.prod(entry.shape) * dtype.itemsize:
+        raise CheckpointError(
+            f"tensor {name} in {entry.file} is {entry.dtype} {list(entry.shape)} but has {size} bytes: a damaged file"
+        )
+    data = torch.empty(size, dtype=torch.uint8)
+    view = data.numpy().data
+    with entry.file.open("rb", buffering=0) as stream:
+        stream.seek(entry.start)
+        done = 0
+        while done < size:
+            count = stream.readinto(view[done:])
+            if not count:
+                raise CheckpointError(f"{entry.file} was cut off while tensor {name} was being read; fetch it again")
+            done += count
+    return data.view(dtype).view(entry.shape)

@@ -83,6 +83,8 @@ def test_kernels(tiny: RunningServer) -> None:
     report = tiny.http.get("/v1/kernels").json()
     assert report["device"] == "cpu" and report["dtype"] == "float32"
     assert report["kernels"] == tiny.client.info.kernels and report["kernels"]
+    down = next(row for row in report["kernels"] if row.get("layer") == "mlp.down_proj")
+    assert down["scheme"] == "dense" and int(down["bytes"]) > 0 and down["kernel"] and down["quality"]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,6 @@ async def get_health(request: Request) -> Response:
 
 
 async def get_kernels(request: Request) -> Response:
-    """Which kernel each class of layers and each operation got, the bytes of layers, and why better ones were refused."""
+    """Which kernel each class of layers and each operation got, and why better candidates were refused."""
     info = state_of(request).ready_client().info
     return JSONResponse({"device": info.device, "dtype": info.dtype, "kernels": info.kernels})

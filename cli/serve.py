@@ -93,9 +93,9 @@ def _announce(url: str, model: str, *, keyed: bool) -> None:
     name, messages = json.dumps(model), json.dumps([{"role": "user", "content": "What is a cat?"}])
     header = " -H 'Authorization: Bearer YOUR_KEY'" if keyed else ""
     client = f'OpenAI(base_url="{url}/v1", api_key="{"YOUR_KEY" if keyed else "none"}")'
-    call = f"{client}.chat.completions.create(model={name}, messages={messages})"
+    call = f"{client}.chat.completions.create(model={name}, messages={messages}, max_tokens=200)"
     code = f"from openai import OpenAI; print({call}.choices[0].message.content)"
-    body = shlex.quote(f'{{"model": {name}, "messages": {messages}}}')
+    body = shlex.quote(f'{{"model": {name}, "messages": {messages}, "max_tokens": 200}}')
     print(f"\nTwofold serves {model} at {url}/v1\n")
     print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} -d {body}\n")
     print(f"  python -c {shlex.quote(code)}\n", flush=True)

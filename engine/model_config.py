@@ -70,16 +70,24 @@ def load_model_config(files: ModelFiles) -> ModelConfig:
 
     raw = raw_config(files)
     if files.kind == "gguf":
-        return parse_config(raw, source=files.path.name)
+        return parse_config(raw, source=files.path.name, generation=generation_config(files))
     quantization = _quantization(files.path, raw)
-    generation = files.path / "generation_config.json"
     return parse_config(
         raw,
         source=str(files.path / "config.json"),
         quantization=quantization,
-        generation=read_json(generation) if generation.is_file() else {},
+        generation=generation_config(files),
         tokenizer_eos=_tokenizer_eos(files.path),
     )
+
+
+def generation_config(files: ModelFiles) -> dict[str, Any]:
+    """generation_config.json of a folder, or the sampling defaults that came with the files; empty without either.
+
+    Read apart from the whole config, which would bring torch into a server's process.
+    """
+    path = files.path / "generation_config.json"
+    return read_json(path) if files.kind == "directory" and path.is_file() else dict(files.generation)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -22,12 +22,8 @@ def find_model(config: EngineConfig) -> ModelFiles:
 
 
 def load_text_side(files: ModelFiles, config: EngineConfig) -> tuple[Tokenizer, dict[str, Any]]:
-    """The model's tokenizer, and the sampling defaults that its authors ship.
-
-    The defaults are read straight from their file: the whole model config would bring torch into a server's process.
-    """
-    from .model_config import read_json
+    """The model's tokenizer, and the sampling defaults that its authors ship."""
+    from .model_config import generation_config
     from .tokenizer import load_tokenizer
 
-    defaults = files.path / "generation_config.json"
-    return load_tokenizer(files, config.chat_template), read_json(defaults) if defaults.is_file() else {}
+    return load_tokenizer(files, config.chat_template), generation_config(files)

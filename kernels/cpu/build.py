@@ -17,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from ... import env
-from ...errors import TwofoldError
+from ... import env, storage
+from ...errors import ConfigError, TwofoldError
 from ...log import get_logger
 from ...platforms.cpu_info import cpu_info
 
@@ -50,8 +50,11 @@ def library_path(*, extra_flags: tuple[str, ...] = (), native: bool = True) -> P
     """
     compiler = find_compiler()
     flags = (*_FLAGS, *(_native_flags() if native else ()), *extra_flags)
-    target = env.cache_dir() / "kernels" / f"cpu-{_key(compiler, flags)}.so"
-    if not target.exists():
+    try:
+        target = env.cache_dir() / "kernels" / f"cpu-{_key(compiler, flags)}.so"
+    except ConfigError as error:
+        raise BuildError(str(error)) from None
+    if not os.path.exists(target):
         _compile(compiler, flags, target)
     return target
 
@@ -93,12 +96,13 @@ def _compile(compiler: list[str], flags: tuple[str, ...], target: Path) -> None:
     start = time.monotonic()
     logger.info("compiling the CPU kernels for %s, once for this processor", cpu_info().arch)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
+        with storage.writing(target.parent), tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
             objects = _compile_objects(compiler, flags, Path(folder))
             library = Path(folder) / "library.so"
             _check([*compiler, *flags, "-shared", *map(str, objects), "-o", str(library), "-lm"])
             os.replace(library, target)
+    except storage.StorageError as error:
+        raise BuildError(str(error)) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"the CPU kernels could not be compiled into {target.parent}: {error}") from error
     logger.info("compiled the CPU kernels in %.1f s", time.monotonic() - start)

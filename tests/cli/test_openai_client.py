@@ -57,3 +57,11 @@ def test_errors() -> None:
     for url in ("ftp://somewhere", "http://", ""):
         with pytest.raises(ConfigError, match="must look like"):
             OpenAIClient(url)
+
+
+def test_keys_beyond_ascii_are_sent_as_utf8() -> None:
+    with scripted_server() as server:
+        texts(OpenAIClient(server.url, api_key="s\xe9cret\u9375"), BODY)
+        assert server.headers[0]["Authorization"].encode("latin-1").decode() == "Bearer s\xe9cret\u9375"
+    with pytest.raises(ConfigError, match="control character"):
+        OpenAIClient("http://127.0.0.1:1", api_key="key\n")

@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from twofold.errors import ConfigError
 from twofold.quant import ensure, ensure_quantized
+from twofold.storage import StorageError
 
 TinyModel = Callable[..., Path]
 
@@ -62,3 +63,11 @@ def test_a_wrong_spec_touches_nothing(tiny_model: TinyModel, tmp_path: Path, run
     with pytest.raises(ConfigError, match="'awk'"):
         ensure_quantized(str(tiny_model("llama")), "awk:4:32")
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_that_cannot_be_written(tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", Path("/proc/twofold")):
+        monkeypatch.setenv("TWOFOLD_CACHE", str(place))
+        with pytest.raises(StorageError, match="cannot be written; set TWOFOLD_CACHE"):
+            ensure_quantized(str(tiny_model("llama")), "rtn:4:32")

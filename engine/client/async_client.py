@@ -76,10 +76,11 @@ class AsyncEngineClient:
 
         Raises what the core raised while starting (ConfigError, ModelNotFoundError, ...), or EngineDeadError.
         """
+        core: asyncio.Task[EngineInfo] | None = None
         try:
             files = None if self.tokenizer is not None else await asyncio.to_thread(find_model, self.config)
             self._handle = CoreHandle(self._receive, self._die, hang_timeout=self._hang_timeout)
-            core = asyncio.ensure_future(self._handle.start(self.config, self._core_factory))
+            core = asyncio.create_task(self._handle.start(self.config, self._core_factory))
             if files is not None:
                 self.tokenizer, self._generation = await asyncio.to_thread(load_text_side, files, self.config)
             self._info = await core
@@ -89,6 +90,10 @@ class AsyncEngineClient:
             self._error = error if isinstance(error, TwofoldError) else EngineDeadError("the engine did not start")
             if self._handle is not None:
                 self._handle.kill()
+            if core is not None:
+                core.cancel()
+                # Its own error, if any, comes second to the one that is on its way.
+                await asyncio.gather(core, return_exceptions=True)
             raise
 
     @property

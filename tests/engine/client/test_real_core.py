@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from engine_client import collect, until
 from tiny_models import build_tiny_model
 from twofold import LLM, SamplingParams
 from twofold.engine.client import AsyncEngineClient
+from twofold.engine.client.core_process import DEFAULT_CORE
 from twofold.engine.config import EngineConfig
-from twofold.errors import CheckpointError, ContextLengthError, ModelNotFoundError
+from twofold.errors import CheckpointError, ConfigError, ContextLengthError, ModelNotFoundError
 
 SIZES = {"kv_cache_bytes": 1 << 22, "max_num_seqs": 8, "max_num_batched_tokens": 32}
 
@@ -89,6 +91,7 @@ def test_client_process_does_without_torch(tmp_path: Path) -> None:
     script = f"""
 import asyncio, sys
 from twofold.engine.client import AsyncEngineClient
+from twofold.engine.client.core_process import DEFAULT_CORE
 from twofold.engine.config import EngineConfig
 from twofold.engine.sampling_params import SamplingParams
 
@@ -103,3 +106,20 @@ if __name__ == "__main__":
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert result.stdout.split("\n")[:2] == ["BC", "False"], result.stderr
+
+
+@pytest.mark.parametrize("core_factory", [DEFAULT_CORE, "counting_core:CountingCore"])
+def test_a_failing_text_side_leaves_no_task(
+    tmp_path: Path, core_factory: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_chain_model(tmp_path, [list("AB")])
+
+    async def check() -> None:
+        config = EngineConfig(model=str(tmp_path), chat_template="/nowhere/template", **SIZES)
+        with pytest.raises(ConfigError, match="/nowhere/template"):
+            await AsyncEngineClient.start(config, core_factory=core_factory)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(check())
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
 from ..errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda", "rocm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4", "fp8")
+# A field's annotation -> the types that it takes, in Python and in words. bool is an int to Python, never here.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "str": ((str,), "a text"),
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": ((bool,), "True or False"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +53,24 @@ class EngineConfig:
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("model", "chat_template"):
+            value = getattr(self, name)
+            if isinstance(value, os.PathLike):
+                object.__setattr__(self, name, os.fspath(value))
+        self._check_types()
+        self._check_values()
+
+    def _check_types(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            kind, _, optional = str(field.type).partition(" | ")
+            types, words = _KINDS[kind]
+            right = isinstance(value, types) and (kind == "bool" or not isinstance(value, bool))
+            if field.name in ("device", "dtype", "quantization") or right or (optional and value is None):
+                continue  # the first three have a fixed choice, which says more than a type
+            raise ConfigError(f"{field.name} is {value!r}; it must be {words}{' or None' if optional else ''}")
+
+    def _check_values(self) -> None:
         if self.device not in DEVICES:
             raise ConfigError(f"device is {self.device!r}; it must be one of {', '.join(DEVICES)}")
         if self.dtype not in DTYPES:
@@ -61,3 +89,13 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
+
+
+def check_options(names: Iterable[str]) -> None:
+    """ConfigError for the first of ``names`` that is no field of EngineConfig, with the one most like it."""
+    known = [field.name for field in fields(EngineConfig)]
+    for name in names:
+        if name not in known:
+            similar = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {similar[0]}?" if similar else f"the options are {', '.join(known)}"
+            raise ConfigError(f"there is no option {name!r}; {hint}")

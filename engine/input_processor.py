@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import reprlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -62,6 +63,10 @@ class InputProcessor:
 
         Raises RequestError for a wrong prompt or token id, ContextLengthError where prompt and output cannot fit.
         """
+        if cache_salt is not None and not isinstance(cache_salt, str):
+            raise RequestError(
+                f"cache_salt is {reprlib.repr(cache_salt)}; it must be a text or None", param="cache_salt"
+            )
         params.check_vocabulary(self._vocab_size)
         if isinstance(prompt, str):
             self.check_length(prompt)
@@ -93,12 +98,18 @@ class InputProcessor:
 
     def check_ids(self, prompt: Sequence[int]) -> list[int]:
         """A prompt of token ids as a list; RequestError for an empty one, and for what is no id of the vocabulary."""
+        if isinstance(prompt, (bytes, Mapping, Set)) or not isinstance(prompt, Iterable):
+            raise RequestError(
+                f"the prompt is {reprlib.repr(prompt)}; a prompt is a text or a list of token ids", param="prompt"
+            )
         token_ids = list(prompt)
         if not token_ids:
             raise RequestError("the prompt is empty; give at least one token", param="prompt")
         if not all(type(token) is int for token in token_ids):
             wrong = next(token for token in token_ids if type(token) is not int)
-            raise RequestError(f"the prompt holds {wrong!r}; a prompt is a text or a list of token ids", param="prompt")
+            raise RequestError(
+                f"the prompt holds {reprlib.repr(wrong)}; a prompt is a text or a list of token ids", param="prompt"
+            )
         if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
             wrong = next(token for token in token_ids if not 0 <= token < self._vocab_size)
             raise RequestError(

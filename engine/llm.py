@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import os
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence, Set
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from ..errors import RequestError, TwofoldError
-from .config import EngineConfig
+from .config import EngineConfig, check_options
 from .core.engine_core import EngineCore
 from .generation_progress import GenerationProgress
 from .input_processor import InputProcessor
@@ -36,7 +38,10 @@ class LLM:
     ``model`` is a directory, a ``.gguf`` file, a hub id or a catalogue name; ``options`` are fields of `EngineConfig`.
     """
 
-    def __init__(self, model: str, *, dtype: str = "auto", device: str = "auto", **options: Any) -> None:
+    def __init__(
+        self, model: str | os.PathLike[str], *, dtype: str = "auto", device: str = "auto", **options: Any
+    ) -> None:
+        check_options(options)
         config = EngineConfig(model=model, dtype=dtype, device=device, **options)
         files = find_model(config)
         tokenizer, generation = load_text_side(files, config)
@@ -106,7 +111,7 @@ class LLM:
         ``template`` goes to `Tokenizer.render_chat`: ``tools``, ``add_generation_prompt``, ``continue_final_message``,
         ``template_kwargs``. Otherwise as `generate`.
         """
-        conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        conversations = _conversations(messages)
         chosen = self._params_for(len(conversations), params)
         texts = [self.tokenizer.render_chat(conversation, **template) for conversation in conversations]
         # A rendered template has all its special tokens already.
@@ -132,12 +137,16 @@ class LLM:
     ) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [params or self.default_params()] * num_prompts
-        if len(params) != num_prompts:
+        chosen = _items(params, "params", "SamplingParams, or a list of one for each prompt")
+        for one in chosen:
+            if not isinstance(one, SamplingParams):
+                raise RequestError(f"params holds {reprlib.repr(one)}; it must hold SamplingParams", param="params")
+        if len(chosen) != num_prompts:
             raise RequestError(
-                f"{len(params)} sampling parameters for {num_prompts} prompts; give one for all or one for each",
+                f"{len(chosen)} sampling parameters for {num_prompts} prompts; give one for all or one for each",
                 param="params",
             )
-        return list(params)
+        return chosen
 
     def _complete(
         self, prompts: Sequence[Prompt], params: list[SamplingParams], progress: bool, **options: Any
@@ -179,9 +188,29 @@ class LLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if isinstance(prompts, str):
+        return [prompts]
+    items = _items(prompts, "prompts", "a text, a list of token ids, or a list of those")
+    return [items] if items and isinstance(items[0], int) else items
+
+
+def _conversations(messages: Any) -> list[list[Any]]:
+    accepted = 'a list of messages such as {"role": "user", "content": "Hello"}, or a list of such lists'
+    items = _items(messages, "messages", accepted)
+    many = items if not items or not isinstance(items[0], Mapping) else [items]
+    conversations = [_items(conversation, "messages", accepted, whole=messages) for conversation in many]
+    for message in itertools.chain(*conversations):
+        if not isinstance(message, Mapping):
+            raise RequestError(f"messages holds {reprlib.repr(message)}; it must be {accepted}", param="messages")
+    return conversations
+
+
+def _items(value: Any, name: str, accepted: str, *, whole: Any = None) -> list[Any]:
+    """``value`` as a list; RequestError, naming it or the ``whole`` that it is of, where it is none."""
+    if isinstance(value, (str, bytes, Mapping, Set)) or not isinstance(value, Iterable):
+        given = reprlib.repr(value if whole is None else whole)
+        raise RequestError(f"{name} is {given}; it must be {accepted}", param=name)
+    return list(value)
 
 
 def _new_output(request: EngineRequest, prompt: Prompt) -> RequestOutput:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import reprlib
+import sys
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import RequestError
 
@@ -49,9 +53,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        self._make_tuple("stop", str, "a text or a list of texts")
+        self._make_tuple("stop_token_ids", int, "a list of token ids")
         self._check_counts()
+        self._check_switches()
         self._check_range("temperature", 0.0, math.inf)
         self._check_range("top_p", 0.0, 1.0, above=True)
         self._check_range("min_p", 0.0, 1.0)
@@ -59,7 +64,7 @@ class SamplingParams:
         self._check_range("presence_penalty", -2.0, 2.0)
         self._check_range("frequency_penalty", -2.0, 2.0)
         self._check_logit_bias()
-        if any(not isinstance(text, str) or not text for text in self.stop):
+        if not all(self.stop):
             raise RequestError("stop must be non-empty strings", param="stop")
 
     @property
@@ -85,6 +90,21 @@ class SamplingParams:
                     f"stop_token_ids names token {token}; the vocabulary has ids 0 to {vocab_size - 1}",
                     param="stop_token_ids",
                 )
+
+    def _make_tuple(self, name: str, kind: type, accepted: str) -> None:
+        value = getattr(self, name)
+        items: Any = () if value is None else value
+        if not isinstance(items, (Sequence, Set)) or any(
+            not isinstance(item, kind) or isinstance(item, bool) for item in items
+        ):
+            raise RequestError(f"{name} is {reprlib.repr(value)}; it must be {accepted}", param=name)
+        object.__setattr__(self, name, tuple(items))
+
+    def _check_switches(self) -> None:
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise RequestError(f"{name} is {reprlib.repr(value)}; it must be True or False", param=name)
 
     def _check_counts(self) -> None:
         bounds = {
@@ -114,14 +134,21 @@ class SamplingParams:
 
     def _check_range(self, name: str, low: float, high: float, *, above: bool = False) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise RequestError(f"{name} is {value!r}; it must be a finite number", param=name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        # Whole numbers that no float can hold count as infinite.
+        if not number or not abs(value) <= sys.float_info.max:
+            raise RequestError(f"{name} is {reprlib.repr(value)}; it must be a finite number", param=name)
         if value > high or value < low or (above and value == low):
             bound = "above" if above else "at least"
             limit = f"{bound} {low:g}" + ("" if math.isinf(high) else f" and at most {high:g}")
             raise RequestError(f"{name} is {value:g}; it must be {limit}", param=name)
 
     def _check_logit_bias(self) -> None:
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError(
+                f"logit_bias is {reprlib.repr(self.logit_bias)}; it must map token ids to numbers, as in {{5: -100}}",
+                param="logit_bias",
+            )
         for token, value in self.logit_bias.items():
             if isinstance(token, bool) or not isinstance(token, int):
                 raise RequestError(f"logit_bias has the key {token!r}; keys are token ids", param="logit_bias")

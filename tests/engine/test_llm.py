@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -211,3 +212,79 @@ def test_error_in_the_middle_aborts_the_rest() -> None:
     with pytest.raises(ContextLengthError, match="255 is one too many"):
         llm.generate([[1], [255]], SamplingParams(), progress=False)
     assert not llm._core.has_work() and len(llm._outputs) == 0
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [None, 5, [1.5], ["a", None], {"a": 1}, b"abc", {"a"}, [b"abc"], [[1.5]], [None], [True], [1, "a"], ["a", {}]],
+)
+def test_what_is_no_prompt(chain: tuple[LLM, ChainTokenizer], prompts: Any) -> None:
+    with pytest.raises(RequestError, match="a text") as caught:
+        chain[0].generate(prompts, GREEDY)
+    assert caught.value.param in ("prompt", "prompts")
+    assert not chain[0]._core.has_work()
+
+
+@pytest.mark.parametrize("messages", [None, 5, [5], "hello", {"role": "user", "content": "x"}, [[5]], [None], ["x"]])
+def test_what_is_no_conversation(chain: tuple[LLM, ChainTokenizer], messages: Any) -> None:
+    with pytest.raises(RequestError, match=r'messages .*"role": "user"') as caught:
+        chain[0].chat(messages, GREEDY)
+    assert caught.value.param == "messages"
+    with pytest.raises(RequestError, match="messages holds 5"):
+        chain[0].chat([{"role": "user", "content": "x"}, 5], GREEDY)
+
+
+@pytest.mark.parametrize("params", [5, [5], {"temperature": 0}, "greedy", [None]])
+def test_what_are_no_params(chain: tuple[LLM, ChainTokenizer], params: Any) -> None:
+    with pytest.raises(RequestError, match="SamplingParams"):
+        chain[0].generate("A", params)
+    with pytest.raises(RequestError, match="cache_salt is 5"):
+        chain[0].generate("A", GREEDY, cache_salt=5)
+    with pytest.raises(RequestError, match="the prompt is None"):
+        chain[0].logits(None)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (None, {}, "model is None; it must be a text"),
+        (5, {}, "model is 5; it must be a text"),
+        ("m", {"num_threads": "a"}, "num_threads is 'a'; it must be a whole number or None"),
+        ("m", {"num_threads": True}, "num_threads is True"),
+        ("m", {"max_num_seqs": None}, "max_num_seqs is None; it must be a whole number$"),
+        ("m", {"block_size": 16.0}, "block_size is 16.0; it must be a whole number$"),
+        ("m", {"memory_fraction": "half"}, "memory_fraction is 'half'; it must be a number"),
+        ("m", {"quantize": 5}, "quantize is 5; it must be a text or None"),
+        ("m", {"quantization": 5}, "quantization is 5; it must be one of int8"),
+        ("m", {"enable_prefix_caching": 1}, "enable_prefix_caching is 1; it must be True or False"),
+        ("m", {"device": 5}, "device is 5; it must be one of auto"),
+        ("m", {"dtype": torch.float32}, "dtype is torch.float32; it must be one of auto"),
+        ("m", {"num_thread": 2}, "there is no option 'num_thread'; did you mean num_threads?"),
+        ("m", {"foo": 1}, "there is no option 'foo'; the options are model, device"),
+    ],
+)
+def test_options_of_the_wrong_kind(model: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(model, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop": 5}, {"stop": [5]}, {"stop": b"x"}, {"stop": {"a": 1}}, {"stop": [""]}, {"stop_token_ids": 5},
+        {"stop_token_ids": ["a"]}, {"stop_token_ids": [True]}, {"stop_token_ids": "5"}, {"logit_bias": [1]},
+        {"logit_bias": None}, {"temperature": 10**400}, {"temperature": "1"}, {"ignore_eos": "yes"}, {"n": "a"},
+    ],
+)  # fmt: skip
+def test_sampling_params_of_the_wrong_kind(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(RequestError, match=name) as caught:
+        SamplingParams(**options)
+    assert caught.value.param == name
+
+
+def test_paths_and_plain_values_are_taken(tmp_path: Path) -> None:
+    config = EngineConfig(model=tmp_path, memory_fraction=1, chat_template=tmp_path / "t")
+    assert (config.model, config.chat_template) == (str(tmp_path), str(tmp_path / "t"))
+    assert SamplingParams(stop=None, stop_token_ids=[3]).stop_token_ids == (3,)
+    assert SamplingParams(stop={"a"}).stop == ("a",)

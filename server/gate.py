@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from contextlib import suppress
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,7 +26,7 @@ class Gate:
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._state = state
-        self._keys = [key.encode() for key in state.config.api_keys]
+        self._keys = [form for key in state.config.api_keys for form in _byte_forms(key)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,9 +69,18 @@ class Gate:
         return None
 
     def _has_key(self, headers: Headers) -> bool:
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
+        # Headers are bytes; starlette's latin-1 text gives them back as they came.
+        scheme, _, key = headers.get("authorization", "").encode("latin-1").partition(b" ")
+        if scheme.lower() != b"bearer":
             return False
-        given = key.strip().encode("utf-8", "surrogateescape")
+        given = key.strip(b" \t")
         # Every key is compared, so that the time taken does not tell which one came close.
         return any([hmac.compare_digest(given, known) for known in self._keys])
+
+
+def _byte_forms(key: str) -> set[bytes]:
+    """A key as clients send it: in UTF-8, as curl does, and in latin-1, as most HTTP libraries do where they can."""
+    forms = {key.encode("utf-8", "surrogateescape")}
+    with suppress(UnicodeEncodeError):
+        forms.add(key.encode("latin-1"))
+    return forms

@@ -114,3 +114,13 @@ def test_unforeseen_error_is_a_500_without_details(counting: RunningServer, monk
     assert "secret" not in check_envelope(response, 500, "internal_error")["message"]
     monkeypatch.undo()
     assert counting.complete("a", max_tokens=1)["choices"][0]["text"] == "b"
+
+
+@pytest.mark.parametrize("key", ["s\xe9cret", "\xe0", "\u9375", "k\udcff"])
+def test_keys_beyond_ascii(key: str) -> None:
+    with counting_server(server={"api_keys": ("other", key)}) as server:
+        forms = {key.encode("utf-8", "surrogateescape")} | ({key.encode("latin-1")} if max(key) < "\u0100" else set())
+        for form in forms:
+            for given, status in ((form, 200), (form + b"x", 401), (b"x" + form[1:], 401)):
+                headers = {"Authorization": b"Bearer " + given}
+                assert server.http.get("/v1/models", headers=headers).status_code == status, given

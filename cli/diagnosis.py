@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from .. import env
+from .. import env, storage
 from ..version import __version__
 
 _PACKAGES = (
@@ -71,8 +71,8 @@ def compiler() -> dict[str, str]:
 def cache() -> dict[str, str]:
     """Where fetched models, quantized results and compiled kernels are kept, and how much room there is."""
     folder = env.cache_dir()
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    writable = existing.is_dir() and os.access(existing, os.W_OK)
+    existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
+    writable = storage.is_writable(existing)
     return {
         "folder": str(folder),
         "writable": "yes" if writable else f"no: {existing} cannot be written; set TWOFOLD_CACHE",

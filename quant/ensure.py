@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .. import env
+from .. import env, storage
 from ..engine.sources import ModelFiles, resolve_model
 from ..log import get_logger
 from .pipeline import quantize_model
@@ -29,15 +30,15 @@ SAMPLE_BYTES = 64 << 10
 def ensure_quantized(model: str, spec: str | QuantizeSpec) -> Path:
     """The folder of ``model`` quantized with ``spec`` (``rtn:4:32``), made with a progress bar the first time.
 
-    A process that comes while another makes the same result waits for it.
+    A process that comes while another makes the same result waits for it. StorageError when the cache cannot keep it.
     """
     parsed = parse_quantize_spec(spec) if isinstance(spec, str) else spec
     files = resolve_model(model)
     label = str(parsed).replace(":", "-")
     folder = env.cache_dir() / "quantized" / f"{_slug(files)}-{label}-{content_key(files, parsed)}"
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return folder
-    with _locked(folder.with_name(f".{folder.name}.lock")):
+    with storage.writing(folder.parent), _locked(folder.with_name(f".{folder.name}.lock")):
         if not folder.is_dir():
             with layer_progress(f"quantizing {model} ({parsed})") as progress:
                 report = quantize_model(str(files.path), parsed, folder, progress)
@@ -79,7 +80,6 @@ def _slug(files: ModelFiles) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

@@ -45,9 +45,10 @@ def decode(body: bytes, schema: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=schema)
     except msgspec.ValidationError as error:
+        _check_syntax(body)
         raise _validation_error(str(error)) from None
     except msgspec.DecodeError as error:
-        raise RequestError(f"the request body is not valid JSON: {error}") from None
+        raise _bad_syntax(error) from None
     except RecursionError:
         raise _too_deep() from None
 
@@ -75,6 +76,18 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 def _too_large(size: int, max_bytes: int) -> HTTPException:
     return HTTPException(413, f"the request body has {size} bytes or more; the limit is {max_bytes}", _CLOSE)
+
+
+def _check_syntax(body: bytes) -> None:
+    """Refuse what is no JSON, whatever its beginning says: decoding into a schema stops at the first wrong field."""
+    try:
+        msgspec.json.decode(body, type=msgspec.Raw)
+    except msgspec.DecodeError as error:
+        raise _bad_syntax(error) from None
+
+
+def _bad_syntax(error: msgspec.DecodeError) -> RequestError:
+    return RequestError(f"the request body is not valid JSON: {error}")
 
 
 def _too_deep() -> RequestError:

@@ -76,6 +76,8 @@ def test_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_a_wrong_kernel_is_found() -> None:
     platform = select_platform("cpu")
     case = next(case for case in kernel_check.make_cases(torch.float32, platform.device) if case.op == "silu_and_mul")
+    monkeypatch.setenv("TWOFOLD_CACHE", "/proc/twofold")
+    assert diagnosis.cache()["writable"] == "no: /proc cannot be written; set TWOFOLD_CACHE"
 
     def candidate(run: object) -> Candidate:
         return Candidate(op=case.op, name="x", quality=Quality.NATIVE, can_run=lambda spec, problem: None, run=run)

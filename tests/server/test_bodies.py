@@ -170,3 +170,12 @@ def test_errors_name_the_json_path(fields: str, param: str) -> None:
     with pytest.raises(RequestError) as caught:
         decode(f'{{"model": "m", {fields}}}'.encode(), ChatRequest)
     assert caught.value.param == param and param in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{} x", b'{"model": 5} x', b'{"model": 5, }', b'{"model": 5, "messages": tru}', b'{"messages": 5', b"5 6"],
+)
+def test_syntax_comes_before_the_schema(content: bytes) -> None:
+    with pytest.raises(RequestError, match="not valid JSON"):
+        decode(content, ChatRequest)

@@ -4,6 +4,7 @@
     |- ConfigError            an option or a model config is wrong; names the value and the accepted ones
     |- ModelNotFoundError     no model under that name, or its source cannot be reached
     |- CheckpointError        a tensor or file is missing, truncated, duplicated or unexpected
+    |- StorageError           a folder cannot be written, or its disk is full
     |- UnsupportedError       a correct request that this build or this device cannot serve
     |- RequestError           one client request is wrong (HTTP 400)
     |  `- ContextLengthError  prompt and output do not fit the model (HTTP 400, context_length_exceeded)
@@ -28,6 +29,10 @@ class ModelNotFoundError(TwofoldError):
 
 class CheckpointError(TwofoldError):
     """A checkpoint's tensor or file is missing, truncated, duplicated or unexpected."""
+
+
+class StorageError(TwofoldError):
+    """A folder cannot be written, or its disk is full."""
 
 
 class UnsupportedError(TwofoldError):

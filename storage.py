@@ -10,13 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from . import env
-from .errors import TwofoldError
+from .errors import StorageError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-class StorageError(TwofoldError):
-    """A folder cannot be written, or its disk is full."""
 
 
 @contextmanager

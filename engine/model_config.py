@@ -90,6 +90,16 @@ def generation_config(files: ModelFiles) -> dict[str, Any]:
     return read_json(path) if files.kind == "directory" and path.is_file() else dict(files.generation)
 
 
+def allowed_model_len(wanted: int | None, model: ModelConfig) -> int:
+    """Tokens of the longest sequence, the model's unless wanted; ConfigError where it has no positions for them."""
+    limit = model.max_position_embeddings
+    if wanted is None:
+        return limit
+    if wanted > limit and model.rope.kind != "dynamic":  # dynamic scaling grows with the sequence
+        raise ConfigError(f"max_model_len is {wanted}; this model has positions for {limit} tokens; ask for that")
+    return wanted
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ConfigError when it is not one."""
     try:

@@ -9,7 +9,14 @@ from ..errors import CheckpointError, ConfigError, UnsupportedError
 from ..kernels.kernel_set import KernelSet
 from ..kernels.problems import dtype_name
 from .config import QUANTIZATIONS, EngineConfig
-from .core.kv_cache import kv_budget, model_block_bytes, wanted_model_len, workspace_bytes
+from .core.kv_cache import (
+    check_asked_bytes,
+    kv_budget,
+    model_block_bytes,
+    useful_blocks,
+    wanted_model_len,
+    workspace_bytes,
+)
 from .model_config import load_model_config
 from .models.decoder import Decoder
 from .models.survey import Survey, survey_model
@@ -110,7 +117,11 @@ def _scheme_plan(
         return SchemePlan(quantization=name, refused=survey)
     model = survey.model
     num_blocks = _num_blocks(config, model, target)
-    useful = config.max_num_seqs * _blocks_of(wanted_model_len(config, model), config)
+    allocated = min(num_blocks, useful_blocks(config, model))
+    try:
+        _check_asked(config, model, target, allocated)
+    except ConfigError as error:
+        return SchemePlan(quantization=name, refused=str(error))
     layers = [row for row in survey.kernels if "layer" in row]
     return SchemePlan(
         quantization=name,
@@ -119,7 +130,7 @@ def _scheme_plan(
         weight_bytes=model.weight_bytes,
         memory_bytes=model.memory_bytes,
         kv_tokens=num_blocks * config.block_size,
-        num_blocks=min(num_blocks, useful),
+        num_blocks=allocated,
         requests={length: num_blocks // _blocks_of(length, config) for length in lengths},
     )
 
@@ -130,6 +141,12 @@ def _num_blocks(config: EngineConfig, model: Decoder, target: Target) -> int:
     if left < workspace_bytes(config, model):
         return 0
     return kv_budget(config, model, left, target.spec.device_type) // model_block_bytes(config, model)
+
+
+def _check_asked(config: EngineConfig, model: Decoder, target: Target, num_blocks: int) -> None:
+    assert target.free_bytes is not None, "make_plan has checked it"
+    left = max(0, target.free_bytes - model.memory_bytes)
+    check_asked_bytes(config, num_blocks * model_block_bytes(config, model), left)
 
 
 def _blocks_of(length: int, config: EngineConfig) -> int:

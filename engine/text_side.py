@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 
 def find_model(config: EngineConfig) -> ModelFiles:
-    """The model's files, fetched where needed (ModelNotFoundError)."""
+    """The model's files, fetched where needed (ModelNotFoundError), and their small ones checked (`check_model`)."""
+    from .model_check import check_model
     from .sources import resolve_model
 
-    return resolve_model(config.model)
+    files = resolve_model(config.model)
+    check_model(files, config)
+    return files
 
 
 def load_text_side(files: ModelFiles, config: EngineConfig) -> tuple[Tokenizer, dict[str, Any]]:

@@ -8,6 +8,14 @@ from __future__ import annotations
 
 import ctypes
 
+from ..errors import ConfigError
+from ..log import get_logger
+
+logger = get_logger(__name__)
+
+# More threads than cores only hurt; this many times more are a slip of the hand.
+MAX_THREADS_PER_CORE = 4
+
 _cell = ctypes.c_int(0)
 
 
@@ -19,6 +27,20 @@ def num_threads() -> int:
 def set_num_threads(count: int) -> None:
     """Takes effect with the next kernel call."""
     _cell.value = count
+
+
+def check_num_threads(count: int | None, num_cores: int) -> None:
+    """Warn about more threads than cores that this process may use; ConfigError from ``MAX_THREADS_PER_CORE`` up."""
+    if count is None or count <= num_cores:
+        return
+    if count > MAX_THREADS_PER_CORE * num_cores:
+        raise ConfigError(
+            f"num_threads is {count}; this process may use {num_cores} cores, and {MAX_THREADS_PER_CORE} threads "
+            f"a core ({MAX_THREADS_PER_CORE * num_cores}) are the limit; leave it out to take one a core"
+        )
+    logger.warning(
+        "num_threads is %d, more than the %d cores that this process may use: that is slower", count, num_cores
+    )
 
 
 def cell_address() -> int:

@@ -13,6 +13,7 @@ from ...kernels.kv_layout import allocate_kv_cache, kv_block_bytes
 from ...log import get_logger
 from ...platforms import Platform
 from ..config import EngineConfig
+from ..model_config import allowed_model_len
 
 if TYPE_CHECKING:
     from ..models.model import Model
@@ -38,21 +39,29 @@ class KVPlan:
 
 
 def plan_kv_cache(config: EngineConfig, model: Model, platform: Platform) -> KVPlan:
-    """Size the pool once the weights are loaded; ConfigError where not even one block fits.
+    """Size the pool once the weights are loaded.
 
-    The pool never exceeds what ``max_num_seqs`` sequences of full length can use. A pool too small for one such
-    sequence lowers ``max_model_len``, so that any prompt that is admitted can also be answered.
+    ConfigError where not even one block fits, or where ``kv_cache_bytes`` asks for more than is free. The pool never
+    exceeds what ``max_num_seqs`` sequences of full length can use. A pool too small for one such sequence lowers
+    ``max_model_len``, so that any prompt that is admitted can also be answered.
     """
     max_model_len = wanted_model_len(config, model)
     size, block_bytes = config.block_size, model_block_bytes(config, model)
-    budget = kv_budget(config, model, platform.memory().free, platform.spec.device_type)
-    useful = config.max_num_seqs * -(-max_model_len // size)
-    num_blocks = min(budget // block_bytes, useful)
+    free = platform.memory().free
+    budget = kv_budget(config, model, free, platform.spec.device_type)
+    num_blocks = min(budget // block_bytes, useful_blocks(config, model))
     if num_blocks < 1:
         raise ConfigError(
             f"the KV cache may take {budget} bytes and one block of {size} tokens takes {block_bytes}; "
             "free memory, raise kv_cache_bytes or memory_fraction, or take a smaller model"
         )
+    check_asked_bytes(config, num_blocks * block_bytes, free)
+    if config.kv_cache_bytes is not None and num_blocks < budget // block_bytes:
+        logger.info(
+            "kv_cache_bytes asks for %.2f GiB; max_num_seqs %d sequences of max_model_len %d tokens use "
+            "%.2f GiB at most, and the KV cache takes that",
+            budget / _GIB, config.max_num_seqs, max_model_len, num_blocks * block_bytes / _GIB,
+        )  # fmt: skip
     if num_blocks * size < max_model_len:
         logger.warning(
             "the KV cache of %d blocks holds %d tokens, less than max_model_len %d: "
@@ -90,14 +99,22 @@ def workspace_bytes(config: EngineConfig, model: Model) -> int:
 
 def wanted_model_len(config: EngineConfig, model: Model) -> int:
     """Longest sequence if memory allows; ConfigError where the model has no positions for it."""
-    limit = model.config.max_position_embeddings
-    if config.max_model_len is None:
-        return limit
-    if config.max_model_len > limit and model.config.rope.kind != "dynamic":  # dynamic scaling grows with the sequence
+    return allowed_model_len(config.max_model_len, model.config)
+
+
+def useful_blocks(config: EngineConfig, model: Model) -> int:
+    """Blocks that ``max_num_seqs`` sequences of full length take: a larger pool would never be used."""
+    return config.max_num_seqs * -(-wanted_model_len(config, model) // config.block_size)
+
+
+def check_asked_bytes(config: EngineConfig, pool_bytes: int, free: int) -> None:
+    """ConfigError where the user asked for a pool, and the ``pool_bytes`` it comes to exceed the ``free`` ones."""
+    if config.kv_cache_bytes is not None and pool_bytes > free:
         raise ConfigError(
-            f"max_model_len is {config.max_model_len}; this model has positions for {limit} tokens; ask for that"
+            f"kv_cache_bytes is {config.kv_cache_bytes}, of which the KV cache would take {pool_bytes / _GIB:.2f} GiB; "
+            f"{free / _GIB:.2f} GiB are free beside the weights; ask for less, leave it out to take what fits, "
+            "or lower max_num_seqs or max_model_len"
         )
-    return config.max_model_len
 
 
 def kv_budget(config: EngineConfig, model: Model, free: int, device_type: str) -> int:

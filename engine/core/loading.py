@@ -8,6 +8,8 @@ from ...kernels.kernel_set import KernelSet
 from ...kernels.report import report_lines
 from ...log import get_logger
 from ...platforms import Platform, select_platform
+from ...platforms.cpu import usable_cores
+from ...platforms.cpu_threads import check_num_threads
 from ..config import EngineConfig
 from ..models import Model, load_model
 from ..sources import ModelFiles, resolve_model
@@ -28,6 +30,7 @@ class CoreParts:
 
 def load_parts(config: EngineConfig) -> CoreParts:
     """Fetch, quantize where asked, and load (ModelNotFoundError, CheckpointError, ConfigError, UnsupportedError)."""
+    check_num_threads(config.num_threads, usable_cores())
     platform = select_platform(config.device)
     platform.set_threads(config.num_threads)
     files = _find_files(config)

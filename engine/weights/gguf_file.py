@@ -31,8 +31,8 @@ class GgufFile:
         self.path = path
         try:
             reader = _Reader(path)
-        except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} is not a readable GGUF file, or it is cut off: {error}") from None
+        except (ValueError, IndexError, KeyError, OverflowError, MemoryError):
+            raise CheckpointError(_unreadable(path)) from None
         self._fields = reader.fields
         self.tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
         self._cache: dict[str, Any] = {}
@@ -77,6 +77,16 @@ class GgufFile:
         # Unquantized tensors come as views of the read-only file.
         owned = data if data.dtype == np.float32 and data.flags.writeable else np.array(data, dtype=np.float32)
         return owned.reshape(self.shape(name))
+
+
+def _unreadable(path: Path) -> str:
+    """What is wrong with a file that the reader gave up on; its own words are about arrays."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        magic = stream.read(4)
+    if magic not in (b"GGUF", b"FUGG") and size >= 4:
+        return f"{path} is not a GGUF file: it begins with {magic!r} ({size} bytes)"
+    return f"{path} is truncated or damaged, or of a GGUF version that is not read ({size} bytes); fetch it again"
 
 
 def _joined_rows(data: np.ndarray) -> np.ndarray:

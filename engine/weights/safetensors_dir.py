@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -12,11 +11,9 @@ from ...errors import CheckpointError, UnsupportedError
 from ...log import get_logger
 from .checkpoint import Checkpoint
 from .safetensors_header import DTYPES, TensorEntry, read_header, read_tensor
+from .weight_files import INDEX_FILE, SINGLE_FILE, weight_files, weight_map_of
 
 logger = get_logger(__name__)
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 
 
 class SafetensorsCheckpoint(Checkpoint):
@@ -58,7 +55,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
 def _read_entries(path: Path) -> dict[str, TensorEntry]:
     entries: dict[str, TensorEntry] = {}
-    for file in _weight_files(path):
+    for file in weight_files(path):
         for name, entry in read_header(file).items():
             if name in entries:
                 raise CheckpointError(
@@ -70,48 +67,8 @@ def _read_entries(path: Path) -> dict[str, TensorEntry]:
     return entries
 
 
-def _weight_files(path: Path) -> list[Path]:
-    """The files to read: model.safetensors, else the index's shards, else every safetensors file of the folder."""
-    single = path / SINGLE_FILE
-    index = path / INDEX_FILE
-    if single.is_file():
-        if index.is_file() and any(name != SINGLE_FILE for name in _weight_map(index).values()):
-            logger.warning(
-                "%s lists other files, but %s is complete in itself; the index is ignored", index, SINGLE_FILE
-            )
-        return [single]
-    if index.is_file():
-        return _indexed_files(path, _weight_map(index))
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(f"{path} holds no .safetensors file; weights in other formats are not read")
-    plain = [file for file in files if not file.name.startswith("consolidated")]
-    return plain or files
-
-
-def _indexed_files(path: Path, weight_map: dict[str, str]) -> list[Path]:
-    first_tensor: dict[str, str] = {}
-    for tensor, name in weight_map.items():
-        first_tensor.setdefault(name, tensor)
-    for name, tensor in sorted(first_tensor.items()):
-        if not (path / name).is_file():
-            count = sum(file == name for file in weight_map.values())
-            raise CheckpointError(
-                f"{path / name} is missing; {INDEX_FILE} says that it holds {tensor} and {count - 1} other tensors"
-            )
-    return [path / name for name in sorted(first_tensor)]
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{index} is not a safetensors index: it has no weight_map") from None
-    return dict(weight_map)
-
-
 def _check_index(path: Path, entries: dict[str, TensorEntry]) -> None:
     """Every tensor that the index names is where the index says."""
-    for name, file in _weight_map(path / INDEX_FILE).items():
+    for name, file in weight_map_of(path / INDEX_FILE).items():
         if name not in entries or entries[name].file.name != file:
             raise CheckpointError(f"tensor {name} is not in {path / file}, where {INDEX_FILE} says it is")

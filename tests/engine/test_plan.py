@@ -123,6 +123,12 @@ def test_a_core_with_that_much_cache_takes_that_many_requests(tiny_model: TinyMo
     assert row_of(plan).requests == {512: row_of(plan).kv_tokens // 512}
 
 
+def test_a_cache_that_no_memory_holds_is_refused(tiny_model: TinyModel) -> None:
+    files = resolve_model(str(tiny_model("llama")))
+    refused = row_of(plan_of(files, free=8 << 20, kv_cache_bytes=1 << 40)).refused
+    assert "kv_cache_bytes is 1099511627776" in refused and "are free" in refused
+
+
 def test_no_weight_is_read(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     read = Checkpoint.get
 

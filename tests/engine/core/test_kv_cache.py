@@ -44,7 +44,7 @@ def config(**options: Any) -> EngineConfig:
 
 
 def test_bytes_asked_for() -> None:
-    plan = plan_kv_cache(config(kv_cache_bytes=400 << 20), big_model(), Machine(0))
+    plan = plan_kv_cache(config(kv_cache_bytes=400 << 20), big_model(), Machine(400 << 20))
     assert (plan.num_blocks, plan.max_model_len) == (100, 1600)
 
 
@@ -68,7 +68,7 @@ def test_no_more_than_the_rows_can_use() -> None:
 def test_a_small_pool_lowers_max_model_len_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("twofold").propagate = True
     with caplog.at_level(logging.WARNING):
-        plan = plan_kv_cache(config(kv_cache_bytes=40 << 20), big_model(), Machine(0))
+        plan = plan_kv_cache(config(kv_cache_bytes=40 << 20), big_model(), Machine(GIB))
     logging.getLogger("twofold").propagate = False
     assert plan.max_model_len == 160
     assert "160 tokens" in caplog.text and "4096" in caplog.text and "kv_cache_bytes" in caplog.text
@@ -79,6 +79,28 @@ def test_no_memory_for_one_block() -> None:
         plan_kv_cache(config(kv_cache_bytes=1000), big_model(), Machine(0))
     with pytest.raises(ConfigError, match="may take 0 bytes"):
         plan_kv_cache(config(), big_model(), Machine(1))
+
+
+def test_more_than_is_free_is_refused() -> None:
+    options = config(kv_cache_bytes=1 << 40, max_num_seqs=4)  # 4 sequences of 1 GiB are what it comes to
+    with pytest.raises(
+        ConfigError, match=r"kv_cache_bytes is 1099511627776.*4.00 GiB; 3.00 GiB are free.*ask for less"
+    ):
+        plan_kv_cache(options, big_model(), Machine(3 * GIB))
+    with pytest.raises(ConfigError, match=r"0.00 GiB are free"):
+        plan_kv_cache(config(kv_cache_bytes=400 << 20), big_model(), Machine(0))
+
+
+def test_a_lowered_pool_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("twofold"), "propagate", True)
+    with caplog.at_level(logging.INFO):
+        plan = plan_kv_cache(config(kv_cache_bytes=1 << 40, max_num_seqs=4), big_model(), Machine(5 * GIB))
+    assert plan.num_blocks == 1024
+    assert "asks for 1024.00 GiB" in caplog.text and "4.00 GiB at most" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        plan_kv_cache(config(kv_cache_bytes=GIB, max_num_seqs=4), big_model(), Machine(5 * GIB))
+    assert "asks for" not in caplog.text
 
 
 def test_max_model_len_beyond_the_model() -> None:
@@ -95,7 +117,7 @@ def test_an_unused_pool_takes_no_memory() -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
     model = big_model()
-    plan = plan_kv_cache(config(kv_cache_bytes=GIB), model, Machine(0))
+    plan = plan_kv_cache(config(kv_cache_bytes=GIB), model, Machine(2 * GIB))
     before = resident()
     caches = allocate_kv_caches(plan, model, torch.device("cpu"))
     assert len(caches) == 32 and caches[0][0].shape == (256, 16, 8, 128)

@@ -17,6 +17,7 @@ from twofold.engine.model_config import load_model_config, raw_config
 from twofold.engine.sources import ModelFiles
 from twofold.engine.weights import open_checkpoint
 from twofold.engine.weights.gguf_checkpoint import unpermute
+from twofold.engine.weights.gguf_file import open_gguf
 from twofold.engine.weights.gguf_rope import _llama3_divisors
 from twofold.errors import CheckpointError, UnsupportedError
 
@@ -134,6 +135,26 @@ def test_cut_off_file_is_named(tiny_model: TinyModel, tmp_path: Path) -> None:
     path.write_bytes(b"not a model")
     with pytest.raises(CheckpointError, match=r"short\.gguf"):
         open_checkpoint(files_of(path))
+
+
+@pytest.mark.parametrize("part", [0.0, 0.001, 0.02, 0.3, 0.7, 0.999])
+def test_cut_off_anywhere_in_plain_words(tiny_model: TinyModel, tmp_path: Path, part: float) -> None:
+    target = write_gguf(tiny_model("llama"), tmp_path / "m.gguf", "llama")
+    size = int(target.stat().st_size * part)
+    with target.open("r+b") as stream:
+        stream.truncate(size)
+    with pytest.raises(CheckpointError) as refused:
+        open_gguf(target)
+    assert str(refused.value).startswith(f"{target} is truncated or damaged") and f"({size} bytes)" in str(
+        refused.value
+    )
+
+
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    target = tmp_path / "m.gguf"
+    target.write_bytes(b"<html>not found</html>")
+    with pytest.raises(CheckpointError, match=r"is not a GGUF file: it begins with b'<htm' \(22 bytes\)"):
+        open_gguf(target)
 
 
 def test_what_is_not_served_is_named(tiny_model: TinyModel, tmp_path: Path) -> None:

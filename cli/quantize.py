@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from ..quant.spec import BITS, GROUP_SIZES, METHODS, QuantizeSpec
-from .parser import byte_size
+from .parser import byte_size, whole_number
 
 _DEFAULT = QuantizeSpec()
 
@@ -17,10 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="directory, .gguf file, hub id or catalogue name")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the result; must be new or empty")
     parser.add_argument("--method", choices=METHODS, default=_DEFAULT.method, help="how weights are rounded")
-    parser.add_argument("--bits", type=int, choices=BITS, default=_DEFAULT.bits, help="bits of one weight")
+    parser.add_argument("--bits", type=whole_number, choices=BITS, default=_DEFAULT.bits, help="bits of one weight")
     parser.add_argument(
         "--group-size",
-        type=int,
+        type=whole_number,
         choices=GROUP_SIZES,
         default=_DEFAULT.group_size,
         help="input features that share a scale; -1 is all of them",

@@ -43,9 +43,11 @@ def ensure_quantized(model: str, spec: str | QuantizeSpec) -> Path:
             with layer_progress(f"quantizing {model} ({parsed})") as progress:
                 report = quantize_model(str(files.path), parsed, folder, progress)
             log.info(
-                "quantized %s to %.3f bits per weight, error %.4f, in %.1f s; kept in %s",
-                model, report.bits_per_weight, report.mean_error, report.seconds, folder,
+                "quantized %s to %.3f bits per weight of its linear layers, error %.4f, in %.1f s; kept in %s",
+                model, report.linear_bits, report.mean_error, report.seconds, folder,
             )  # fmt: skip
+            if report.note:
+                log.warning("%s", report.note)
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ def quantize_model(
         run = _Run(checkpoint, plan)
         with TensorWriter(folder, tensors, max_shard_bytes) as writer:
             run.all_layers(writer, progress or _ignore)
-    return _report(model, files, output, plan, tensors, run.errors, started)
+    return _report(model, files, output, run, tensors, started)
 
 
 def _ignore(done: int, total: int) -> None:
@@ -116,27 +117,32 @@ def _report(
     model: str,
     files: ModelFiles,
     output: Path,
-    plan: QuantizePlan,
+    run: _Run,
     tensors: list[TensorSpec],
-    errors: list[ModuleError],
     started: float,
 ) -> QuantizeReport:
-    modules = {error.module for error in errors}
-    stored = sum(tensor.nbytes for tensor in tensors if tensor.name.rpartition(".")[0] in modules)
+    plan = run.plan
+    quantized = {error.module for error in run.errors}
+    linear = quantized | {module for module, _ in plan.plain}
+    every = {name.removesuffix(".weight") for name in run.checkpoint.names}
     return QuantizeReport(
         model=model,
         output=output,
         spec=plan.spec,
         num_layers=plan.num_layers,
-        errors=tuple(errors),
+        errors=tuple(run.errors),
         plain=tuple(plan.plain),
-        bits_per_weight=stored * 8 / _num_weights(tensors, modules, plan.spec.bits),
+        bits_per_weight=_bits(run.checkpoint, tensors, quantized),
+        linear_bits=_bits(run.checkpoint, tensors, linear),
+        model_bits=_bits(run.checkpoint, tensors, every),
         bytes_before=weight_bytes(files),
         bytes_after=sum(path.stat().st_size for path in output.glob("*.safetensors")),
         seconds=time.perf_counter() - started,
     )
 
 
-def _num_weights(tensors: list[TensorSpec], modules: set[str], bits: int) -> int:
-    codes = [t for t in tensors if t.name.endswith(".qweight") and t.name.rpartition(".")[0] in modules]
-    return sum(t.nbytes * 8 // bits for t in codes)
+def _bits(checkpoint: Checkpoint, tensors: list[TensorSpec], modules: set[str]) -> float:
+    """Bits stored for ``modules`` (a tensor that is no weight counts as one) per element of the source."""
+    stored = sum(t.nbytes for t in tensors if t.name in modules or t.name.rpartition(".")[0] in modules)
+    names = (name for name in checkpoint.names if name.removesuffix(".weight") in modules)
+    return stored * 8 / sum(math.prod(checkpoint.shape(name)) for name in names)

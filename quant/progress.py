@@ -1,25 +1,59 @@
-"""A progress bar over decoder layers, on the error stream."""
+"""Progress over decoder layers, on the error stream: a bar in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+SECONDS_BETWEEN_LINES = 5.0
+
 
 @contextmanager
 def layer_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields ``progress(done, total)``; shows only the last state where the stream is not a terminal."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("layers"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    """Yields ``progress(done, total)``; nothing is shown before its first call.
+
+    Where the stream is not a terminal, a line tells the start, the end, and where it is every few seconds.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(title)
+        return
+    with ExitStack() as stack:
+        yield _Bar(title, console, stack)
+
+
+class _Bar:
+    def __init__(self, title: str, console: Console, stack: ExitStack) -> None:
+        self._title = title
+        self._console = console
+        self._stack = stack
+        self._bar: Progress | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            layers = (MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn(), TimeRemainingColumn())
+            bar = Progress(TextColumn("{task.description}"), BarColumn(), *layers, console=self._console)
+            self._bar = self._stack.enter_context(bar)
+            self._bar.add_task(self._title, total=total)
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+
+
+class _Lines:
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._started = time.monotonic()
+        self._last: float | None = None
+        self._shown = -1
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        due = self._last is None or now - self._last >= SECONDS_BETWEEN_LINES
+        if done == self._shown or not (due or done == total):
+            return
+        self._last, self._shown = now, done
+        print(f"{self._title}: {done}/{total} layers, {now - self._started:.0f} s", file=sys.stderr, flush=True)

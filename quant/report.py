@@ -21,7 +21,8 @@ class ModuleError:
 class QuantizeReport:
     """The outcome of one run.
 
-    ``bits_per_weight`` counts everything stored for the quantized layers: codes, scales, zeros and indices.
+    ``bits_per_weight`` counts everything stored for the quantized layers: codes, scales, zeros and indices;
+    ``linear_bits`` what is stored for all linear layers of the decoder, ``model_bits`` for head and embedding too.
     ``plain`` are the decoder's linear layers that were left dense, with the reason. Sizes are bytes of weight files.
     """
 
@@ -32,6 +33,8 @@ class QuantizeReport:
     errors: tuple[ModuleError, ...]
     plain: tuple[tuple[str, str], ...]
     bits_per_weight: float
+    linear_bits: float
+    model_bits: float
     bytes_before: int
     bytes_after: int
     seconds: float
@@ -44,6 +47,16 @@ class QuantizeReport:
     def mean_error(self) -> float:
         return sum(error.relative_rms for error in self.errors) / len(self.errors)
 
+    @property
+    def note(self) -> str:
+        """One sentence where the result is larger than its source, else nothing."""
+        if self.bytes_after <= self.bytes_before:
+            return ""
+        return (
+            f"the result is larger than its source ({_size(self.bytes_after)} from {_size(self.bytes_before)}): "
+            "what stays plain takes 16 bits a weight, and the source stored its weights in few bits already"
+        )
+
     def rows(self) -> list[tuple[str, str]]:
         """The report as lines of name and value."""
         rows = [
@@ -52,13 +65,18 @@ class QuantizeReport:
             ("scheme", f"{self.spec.method} {self.spec.scheme}"),
             ("decoder layers", str(self.num_layers)),
             ("linear layers", f"{len(self.errors)} quantized, {len(self.plain)} left plain"),
-            ("bits per weight", f"{self.bits_per_weight:.3f}"),
+            ("bits per weight", self._bits()),
             ("weight files", f"{_size(self.bytes_before)} before, {_size(self.bytes_after)} after"),
             ("weight error", f"{self.mean_error:.4f} relative RMS on average"),
             ("worst layer", f"{self.worst.module} {self.worst.relative_rms:.4f}"),
             ("time", f"{self.seconds:.1f} s"),
         ]
-        return rows + [("left plain", f"{module}: {reason}") for module, reason in self.plain]
+        rows += [("left plain", f"{module}: {reason}") for module, reason in self.plain]
+        return rows + ([("note", self.note)] if self.note else [])
+
+    def _bits(self) -> str:
+        quantized = f", {self.bits_per_weight:.3f} in the quantized ones" if self.plain else ""
+        return f"{self.linear_bits:.3f} over all linear layers{quantized}, {self.model_bits:.3f} over the whole model"
 
     def as_dict(self) -> dict[str, Any]:
         """The report for JSON."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gguf_files import write_gguf
 from twofold.cli import main
 
 TinyModel = Callable[..., Path]
@@ -19,7 +21,10 @@ def test_a_result_and_a_report(tiny_model: TinyModel, tmp_path: Path, capsys: py
     printed = capsys.readouterr()
     lines = dict(line.split(maxsplit=1) for line in printed.out.splitlines())
     assert lines["scheme"] == "rtn w4g32 asym"
-    assert "14 quantized, 0 left plain" in printed.out and "bits per weight 5.125" in printed.out
+    assert (
+        "14 quantized, 0 left plain" in printed.out and "bits per weight 5.125 over all linear layers, " in printed.out
+    )
+    assert "in the quantized ones" not in printed.out and "note" not in printed.out
     assert "worst layer     model.layers." in printed.out and "weight files" in printed.out
     figures = json.loads(report.read_text())
     assert figures["spec"] == "rtn:4:32" and len(figures["errors"]) == 14
@@ -32,6 +37,8 @@ def test_plain_layers_are_in_the_report(
     assert main(["quantize", str(tiny_model("llama")), "--group-size", "64", "--output", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
     assert "12 quantized, 2 left plain" in out
+    bits = re.search(r"bits per weight (\S+) over all linear layers, (\S+) in the quantized ones, (\S+) over the", out)
+    assert bits is not None and float(bits[2]) < float(bits[1]) < 16 and float(bits[2]) < float(bits[3])
     assert "model.layers.1.mlp.down_proj: 96 input features are not divisible by the group size 64" in out
 
 
@@ -55,9 +62,29 @@ def test_wrong_options_are_named(options: list[str], text: str, capsys: pytest.C
 def test_a_used_folder_is_refused(tiny_model: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["quantize", str(tiny_model("llama")), "--output", str(tmp_path / "out")]
     assert main(arguments) == 0
+    capsys.readouterr()
     assert main(arguments) == 2
-    assert "--overwrite" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert "--overwrite" in refused and len(refused.splitlines()) == 1  # and no progress before it
     assert main([*arguments, "--overwrite", "--symmetric"]) == 0
+
+
+def test_a_quantized_model_is_refused_without_progress(
+    tiny_model: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", str(tiny_model("llama")), "--output", str(tmp_path / "once")]) == 0
+    assert "2/2 layers" in capsys.readouterr().err
+    assert main(["quantize", str(tmp_path / "once"), "--output", str(tmp_path / "twice")]) == 2
+    refused = capsys.readouterr().err
+    assert "quantized already" in refused and len(refused.splitlines()) == 1
+
+
+def test_a_result_larger_than_its_source(
+    tiny_model: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_gguf(tiny_model("llama"), tmp_path / "small.gguf", "llama", quantization="Q4_0")
+    assert main(["quantize", str(source), "--bits", "8", "--output", str(tmp_path / "out")]) == 0
+    assert "the result is larger than its source" in capsys.readouterr().out
 
 
 def test_an_unknown_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,6 +76,9 @@ def test_report_counts_what_is_stored(tiny_model: TinyModel, tmp_path: Path) -> 
     parts = [tensor for name, tensor in tensors.items() if name.endswith(("qweight", "qzeros", "scales", "g_idx"))]
     weights = sum(stored(source)[f"{error.module}.weight"].numel() for error in report.errors)
     assert report.bits_per_weight == pytest.approx(sum(part.nbytes for part in parts) * 8 / weights)
+    assert report.linear_bits == report.bits_per_weight
+    every = sum(tensor.numel() for tensor in stored(source).values())
+    assert report.model_bits == pytest.approx(sum(tensor.nbytes for tensor in tensors.values()) * 8 / every)
     assert report.bytes_after == (tmp_path / "out" / "model.safetensors").stat().st_size
     assert report.worst.relative_rms == max(error.relative_rms for error in report.errors)
 
@@ -115,6 +118,11 @@ class TestRaggedGroups:
         source = tiny_model("llama", intermediate_size=96)
         report = quantize_model(str(source), "rtn:4:64", tmp_path / "out")
         assert [module for module, _ in report.plain] == [f"model.layers.{i}.mlp.down_proj" for i in (0, 1)]
+        original, tensors = stored(source), stored(tmp_path / "out")
+        linear = {name.removesuffix(".weight") for name in original if name.endswith("_proj.weight")}
+        kept = sum(t.nbytes for name, t in tensors.items() if name.rpartition(".")[0] in linear)
+        weights = sum(original[f"{module}.weight"].numel() for module in linear)
+        assert report.linear_bits == pytest.approx(kept * 8 / weights) and report.linear_bits > report.bits_per_weight
         check_truth(tmp_path / "out", source)
 
     def test_rows_that_do_not_fill_words(self, tiny_model: TinyModel, tmp_path: Path) -> None:

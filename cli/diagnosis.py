@@ -42,11 +42,11 @@ def environment() -> list[dict[str, str]]:
         variable = re.search(r"``([A-Z][A-Z0-9_]+)``", text)
         if function.__module__ == env.__name__ and variable:
             name = variable[1]
-            purpose = text.split("\n")[0].split(f" (``{name}``")[0]
+            purpose = text.split("\n")[0].split(f" (``{name}``")[0].replace("``", "")
             # A report is made to be shown to others: keys stay out of it.
             secret = "KEY" in name or "TOKEN" in name
             given = bool(os.environ.get(name))
-            value = ("hidden" if given else "none") if secret else str(function())
+            value = ("hidden" if given else "none") if secret else str(function() or "none")
             rows.append({"name": name, "set": "yes" if given else "no", "value": value, "purpose": purpose})
     return rows
 

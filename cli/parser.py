@@ -14,8 +14,13 @@ _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 def closest(word: str, known: Iterable[str]) -> str:
     """``; did you mean X?`` for the known word most like ``word``, else nothing."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    matches = [match for match in difflib.get_close_matches(word, list(known), n=3, cutoff=0.6) if _alike(word, match)]
     return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _alike(word: str, known: str) -> bool:
+    """Short words with another beginning (tpu, cpu) are other words and no slips."""
+    return word[:1] == known[:1] or difflib.SequenceMatcher(None, word, known).ratio() >= 0.7
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -80,12 +85,17 @@ def natural_int(text: str) -> int:
     return _whole(text, 0)
 
 
-def _whole(text: str, low: int) -> int:
-    try:
-        value = int(text.replace("_", ""))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if value < low:
+def whole_number(text: str) -> int:
+    """A whole number, below 0 too."""
+    return _whole(text, None)
+
+
+def _whole(text: str, low: int | None) -> int:
+    digits = text.strip().replace("_", "")
+    if re.fullmatch(r"[+-]?[0-9]{1,18}", digits) is None:  # int() takes digits of every script
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    value = int(digits)
+    if low is not None and value < low:
         raise argparse.ArgumentTypeError(f"{value} is too small; it must be at least {low}")
     return value
 
@@ -95,7 +105,7 @@ def number(low: float, high: float) -> Any:
 
     def convert(text: str) -> float:
         try:
-            value = float(text)
+            value = float(text.encode("ascii"))  # digits of other scripts are refused
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
         if not low <= value <= high:
@@ -108,7 +118,7 @@ def number(low: float, high: float) -> Any:
 
 def byte_size(text: str) -> int:
     """Bytes from ``512M``, ``4GiB`` or a plain number; K, M, G and T are powers of 1024."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; write bytes, or K, M, G or T as in 4G")
     return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -12,7 +12,7 @@ from typing import Any
 from .. import env
 from ..server.config import GENERATION_CONFIGS, ServerConfig
 from .engine_options import add_engine_arguments, engine_config
-from .parser import byte_size, natural_int, positive_int
+from .parser import byte_size, natural_int, number, positive_int
 
 _FIELDS = {field.name: field for field in dataclasses.fields(ServerConfig)}
 
@@ -42,7 +42,11 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "--grace-seconds": (
         "grace_seconds",
-        {"type": float, "metavar": "S", "help": "how long running requests may go on after SIGTERM"},
+        {
+            "type": number(0.0, float("inf")),
+            "metavar": "S",
+            "help": "how long running requests may go on after SIGTERM",
+        },
     ),
     "--max-body-bytes": (
         "max_body_bytes",
@@ -54,7 +58,7 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "--body-seconds": (
         "body_seconds",
-        {"type": float, "metavar": "S", "help": "how long a client may take to send its body"},
+        {"type": number(0.0, float("inf")), "metavar": "S", "help": "how long a client may take to send its body"},
     ),
     "--access-log": ("access_log", {"action": "store_true", "help": "log every request"}),
 }

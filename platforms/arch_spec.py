@@ -11,7 +11,7 @@ from .arch_table import amd_facts, nvidia_facts
 from .spec import DeviceSpec
 
 _HALF = (torch.float16, torch.bfloat16)
-_SM = re.compile(r"sm_(\d+)(\d)a?\Z")
+_SM = re.compile(r"sm_([0-9]+)([0-9])a?\Z")
 
 
 def spec_of_arch(arch: str, memory_bytes: int = 0) -> DeviceSpec:

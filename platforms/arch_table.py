@@ -14,7 +14,7 @@ from ..errors import UnsupportedError
 from .spec import Fp8Kind
 
 _KIB = 1024
-_GFX = re.compile(r"gfx(\d{1,2})([0-9a-f])([0-9a-f])\Z")
+_GFX = re.compile(r"gfx([0-9]{1,2})([0-9a-f])([0-9a-f])\Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ..errors import ConfigError
@@ -58,10 +59,9 @@ def parse_quantize_spec(text: str) -> QuantizeSpec:
 
 
 def _number(what: str, word: str, text: str) -> int:
-    try:
-        return int(word)
-    except ValueError:
-        raise ConfigError(f"quantize is {text!r}: the {what} {word!r} is not a number; write {SHAPE}") from None
+    if re.fullmatch(r"-?[0-9]{1,9}", word) is None:  # int() takes digits of every script, underscores and spaces
+        raise ConfigError(f"quantize is {text!r}: the {what} {word!r} is not a number; write {SHAPE}")
+    return int(word)
 
 
 def _check(what: str, value: object, allowed: tuple[object, ...]) -> None:

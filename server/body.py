@@ -61,7 +61,7 @@ def _check_headers(request: Request, max_bytes: int) -> None:
     if encoding != "identity":
         raise HTTPException(415, f"Content-Encoding is {encoding!r}; send the body uncompressed")
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > max_bytes:
+    if length.isascii() and length.isdigit() and int(length) > max_bytes:
         raise _too_large(int(length), max_bytes)
 
 

@@ -53,6 +53,13 @@ def test_every_environment_variable_is_found() -> None:
     assert all(row["purpose"] and row["value"] for row in rows)
 
 
+def test_environment_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    rows = {row["name"]: row for row in diagnosis.environment()}
+    assert rows["CC"]["value"] == "none"
+    assert not [row for row in rows.values() if "`" in row["purpose"] or row["value"] == "None"]
+
+
 def test_keys_are_not_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.setenv("TWOFOLD_API_KEY", "very-secret")
     assert cli.main(["doctor", "--device", "cpu", "--json"]) == 0
@@ -69,6 +76,8 @@ def test_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / "file" / "cache"))
     assert diagnosis.cache()["writable"].startswith("no")
+    monkeypatch.setenv("TWOFOLD_CACHE", "/proc/twofold")
+    assert diagnosis.cache()["writable"] == "no: /proc cannot be written; set TWOFOLD_CACHE"
     monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / "new"))
     assert diagnosis.cache()["writable"] == "yes"
 
@@ -76,8 +85,6 @@ def test_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_a_wrong_kernel_is_found() -> None:
     platform = select_platform("cpu")
     case = next(case for case in kernel_check.make_cases(torch.float32, platform.device) if case.op == "silu_and_mul")
-    monkeypatch.setenv("TWOFOLD_CACHE", "/proc/twofold")
-    assert diagnosis.cache()["writable"] == "no: /proc cannot be written; set TWOFOLD_CACHE"
 
     def candidate(run: object) -> Candidate:
         return Candidate(op=case.op, name="x", quality=Quality.NATIVE, can_run=lambda spec, problem: None, run=run)

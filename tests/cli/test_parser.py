@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 from twofold.cli.engine_options import add_engine_arguments, engine_config
-from twofold.cli.parser import CommandParser, byte_size, closest, natural_int, number, positive_int
+from twofold.cli.parser import CommandParser, byte_size, closest, natural_int, number, positive_int, whole_number
 from twofold.engine.config import EngineConfig
 from twofold.errors import ConfigError
 
@@ -97,7 +97,7 @@ def test_byte_size(text: str, value: int) -> None:
     assert byte_size(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "G", "-1", "4X", "1 2", "nan", "4GG"])
+@pytest.mark.parametrize("text", ["", "G", "-1", "4X", "1 2", "nan", "4GG", "\N{ARABIC-INDIC DIGIT FOUR}G"])
 def test_byte_size_refuses(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a size"):
         byte_size(text)
@@ -110,6 +110,22 @@ def test_numbers() -> None:
     for convert, text in ((positive_int, "0"), (natural_int, "-1"), (number(0, 1), "1.5"), (number(0, 1), "nan")):
         with pytest.raises(argparse.ArgumentTypeError, match="must be"):
             convert(text)
+
+
+def test_only_ascii_digits() -> None:
+    four = "\N{ARABIC-INDIC DIGIT FOUR}"
+    assert int(four) == 4
+    for convert in (positive_int, natural_int, whole_number, number(0, 10)):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a"):
+            convert(four)
+    assert whole_number("-1") == -1
+
+
+def test_a_short_word_with_another_beginning_is_no_slip() -> None:
+    devices = ["auto", "cpu", "cuda", "rocm"]
+    assert closest("tpu", devices) == closest("gpu", devices) == ""
+    assert closest("cup", devices) == "; did you mean cpu?"
+    assert closest("ucda", devices) == "; did you mean cuda?"
 
 
 def test_closest_says_nothing_without_a_likeness() -> None:

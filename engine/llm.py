@@ -42,7 +42,8 @@ class LLM:
         self, model: str | os.PathLike[str], *, dtype: str = "auto", device: str = "auto", **options: Any
     ) -> None:
         check_options(options)
-        config = EngineConfig(model=os.fspath(model) if isinstance(model, os.PathLike) else model, dtype=dtype, device=device, **options)
+        name = os.fspath(model) if isinstance(model, os.PathLike) else model
+        config = EngineConfig(model=name, dtype=dtype, device=device, **options)
         files = find_model(config)
         tokenizer, generation = load_text_side(files, config)
         self._set_up(EngineCore(config), tokenizer, generation)

@@ -22,7 +22,7 @@ def run_check(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_compiles_for_both_vendors_and_finds_matrix_instructions() -> None:
-    result = run_check("--targets", "sm_90,gfx942", "--match", "w4g128 sym 16 rows bf16")
+    result = run_check("--targets", "sm_90,gfx942", "--match", "w3g128 sym 16 rows bf16")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "mma.sync" in result.stdout and "v_mfma_f32_16x16x16_bf16" in result.stdout
     assert "2 passed, 0 refused, 0 failed" in result.stdout

@@ -18,13 +18,14 @@ PIP          := $(BIN)/python -m pip --disable-pip-version-check
 RUN_STAMP    := $(VENV)/.installed
 DEV_STAMP    := $(VENV)/.installed-dev
 
-.PHONY: help demo install test test-slow lint format wheel clean
+.PHONY: help demo install test test-slow lint format check-kernels wheel clean
 
 help:
 	@echo "make demo       serve a small 4-bit model on http://127.0.0.1:$(PORT)"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run every test that needs no GPU, the long ones too"
 	@echo "make lint       ruff and mypy"
+	@echo "make check-kernels  compile the Triton kernels for ten GPU architectures and check each"
 	@echo "make format     let ruff lay out the code"
 	@echo "make wheel      build the wheel into dist/"
 	@echo "make install    only make the environment in $(VENV)"
@@ -48,6 +49,9 @@ lint: $(DEV_STAMP)
 	mkdir -p $(VENV)/lint && ln -sfn "$(CURDIR)" $(VENV)/lint/twofold
 	cd $(VENV)/lint && $(BIN)/mypy --config-file twofold/pyproject.toml --cache-dir "$(CURDIR)/.mypy_cache" \
 	    -p twofold.cli -p twofold.engine -p twofold.kernels -p twofold.platforms -p twofold.quant -p twofold.server
+
+check-kernels: $(DEV_STAMP)
+	cd $(VENV) && $(BIN)/python -m twofold.kernels.triton.check
 
 format: $(DEV_STAMP)
 	$(BIN)/ruff format .

@@ -12,7 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 
-# A shell starts background jobs with SIGINT ignored, and children inherit that; the tests of Ctrl-C need the usual state.
+# A shell starts background jobs with SIGINT ignored, and children inherit that; tests of Ctrl-C need the usual state.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -27,7 +27,7 @@ from ..canonical import CanonicalWeight, PackedWeight
 from ..packing import pack, unpack
 from ..scheme import Dense, Offset, Scheme, WeightOnly
 from .awq_packing import unpack_gemv_fast, unpack_interleaved
-from .base import Format, TensorSource
+from .base import Format, TensorSource, is_packed
 from .config_values import group_size, names
 from .dense import load_dense
 from .names import is_head
@@ -95,12 +95,7 @@ class AWQFormat(Format):
         return reader.scheme(symmetric=not reader.has_zeros), reader.shape
 
     def _load(self, source: TensorSource, module: str, dtype: torch.dtype) -> CanonicalWeight:
-        packed, plain = source.has(f"{module}.qweight"), source.has(f"{module}.weight")
-        if packed and plain:
-            raise CheckpointError(
-                f"{module} is stored twice, as .weight and as .qweight ({source.location(f'{module}.qweight')})"
-            )
-        if packed or (not plain and isinstance(self.scheme(module), WeightOnly)):
+        if is_packed(source, module, self.scheme(module)):
             return _Reader(source, module, self.config).read()
         return load_dense(source, module, dtype)
 

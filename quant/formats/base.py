@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from ...errors import UnsupportedError
+from ...errors import CheckpointError, UnsupportedError
 from ..canonical import CanonicalWeight
-from ..scheme import Scheme
+from ..scheme import Scheme, WeightOnly
 from .base_source import TensorSource
 from .dtypes import is_plain, is_stored_plain
 from .names import stored_module
@@ -91,3 +91,16 @@ class Format(ABC):
                 )
             rows.append((module, *self.stored_scheme(source, module)))
         return rows
+
+
+def is_packed(source: TensorSource, module: str, declared: Scheme) -> bool:
+    """Whether a module is read from ``qweight``: what is stored decides, and the config where neither form is there.
+
+    CheckpointError for a module that is stored both ways.
+    """
+    packed, plain = source.has(f"{module}.qweight"), source.has(f"{module}.weight")
+    if packed and plain:
+        raise CheckpointError(
+            f"{module} is stored twice, as .weight and as .qweight ({source.location(f'{module}.qweight')})"
+        )
+    return packed or (not plain and isinstance(declared, WeightOnly))

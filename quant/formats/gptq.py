@@ -23,7 +23,7 @@ from ...log import get_logger
 from ..canonical import CanonicalWeight, PackedWeight
 from ..packing import pack, unpack
 from ..scheme import Scheme, WeightOnly
-from .base import Format, TensorSource
+from .base import Format, TensorSource, is_packed
 from .dense import load_dense
 from .gptq_config import BITS, GPTQConfig, parse_gptq_config
 from .groups import contiguous_groups
@@ -59,12 +59,7 @@ class GPTQFormat(Format):
 
     def _load(self, source: TensorSource, module: str, dtype: torch.dtype) -> CanonicalWeight:
         """What is stored decides, whatever the config says: ``qweight`` is quantized, ``weight`` is dense."""
-        packed, plain = source.has(f"{module}.qweight"), source.has(f"{module}.weight")
-        if packed and plain:
-            raise CheckpointError(
-                f"{module} is stored twice, as .weight and as .qweight ({source.location(f'{module}.qweight')})"
-            )
-        if packed or (not plain and isinstance(self.scheme(module), WeightOnly)):
+        if is_packed(source, module, self.scheme(module)):
             return _PackedReader(source, module, self.config).read()
         return load_dense(source, module, dtype)
 

@@ -18,7 +18,7 @@ from ..engine.messages import EngineRequest
 from ..engine.outputs import SampleDelta
 from ..engine.sampling_params import SamplingParams
 from ..errors import ContextLengthError, RequestError
-from .body import read_json
+from .answer import answer_request
 from .chat_schema import (
     AnswerMessage,
     ChatChoice,
@@ -34,25 +34,13 @@ from .generation import Generation
 from .logprobs import TokenTexts, chat_entries, prompt_logprobs
 from .prompts import render_chat
 from .sampling import sampling_fields
-from .sse import EventStream, event
-from .state import ServerState, state_of
+from .sse import event
+from .state import ServerState
 
 
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation, ``n`` times, at once or as a stream of events."""
-    arrival = time.monotonic()
-    state = state_of(request)
-    state.ready_client()
-    config = state.config
-    body = await read_json(request, ChatRequest, max_bytes=config.max_body_bytes, seconds=config.body_seconds)
-    state.check_model(body.model)
-    body.check()
-    answer = await _prepare(state, body, arrival)
-    headers = {"x-request-id": answer.id}
-    if body.stream:
-        return EventStream(answer.events(), state.open_requests, headers)
-    result = await state.open_requests.run(request.receive, answer.collect())
-    return Response(msgspec.json.encode(result), headers=headers, media_type="application/json")
+    return await answer_request(request, ChatRequest, _prepare)
 
 
 async def _prepare(state: ServerState, body: ChatRequest, arrival: float) -> ChatAnswer:

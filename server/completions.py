@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from ..engine.messages import TokenLogprobs
 from ..engine.outputs import SampleDelta
-from .body import read_json
+from .answer import answer_request
 from .completion_schema import (
     Completion,
     CompletionChoice,
@@ -27,8 +27,8 @@ from .generation import Generation
 from .logprobs import TokenTexts, completion_logprobs, prompt_logprobs
 from .prompt_text import EchoedPrompt, echoed_prompt
 from .sampling import sampling_fields
-from .sse import EventStream, event
-from .state import ServerState, state_of
+from .sse import event
+from .state import ServerState
 
 DEFAULT_MAX_TOKENS = 16
 # Many short prompts are tokenized on the loop; after so many the others have their turn.
@@ -37,19 +37,7 @@ _PROMPTS_PER_TURN = 16
 
 async def create_completion(request: Request) -> Response:
     """Complete one or several prompts, ``n`` times each, at once or as a stream of events."""
-    arrival = time.monotonic()
-    state = state_of(request)
-    state.ready_client()
-    config = state.config
-    body = await read_json(request, CompletionRequest, max_bytes=config.max_body_bytes, seconds=config.body_seconds)
-    state.check_model(body.model)
-    body.check()
-    answer = await _prepare(state, body, arrival)
-    headers = {"x-request-id": answer.id}
-    if body.stream:
-        return EventStream(answer.events(), state.open_requests, headers)
-    result = await state.open_requests.run(request.receive, answer.collect())
-    return Response(msgspec.json.encode(result), headers=headers, media_type="application/json")
+    return await answer_request(request, CompletionRequest, _prepare)
 
 
 async def _prepare(state: ServerState, body: CompletionRequest, arrival: float) -> CompletionAnswer:

@@ -1,0 +1,55 @@
+"""The way through a generating route: from an HTTP request to its answer, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .body import read_json
+from .sse import EventStream
+from .state import ServerState, state_of
+
+
+class Body(Protocol):
+    """A route's request: what is common to all of them."""
+
+    model: str
+    stream: bool | None
+
+    def check(self) -> None: ...
+
+
+class Answer(Protocol):
+    """A prepared answer; nothing has been sent to the engine before ``events`` or ``collect`` runs."""
+
+    id: str
+
+    def events(self) -> AsyncGenerator[bytes, None]: ...
+    async def collect(self) -> Any: ...
+
+
+B = TypeVar("B", bound=Body)
+
+
+async def answer_request(
+    request: Request, schema: type[B], prepare: Callable[[ServerState, B, float], Awaitable[Answer]]
+) -> Response:
+    """Read and check the body, ``prepare(state, body, arrival)`` the answer, and send it as the body asks."""
+    arrival = time.monotonic()
+    state = state_of(request)
+    state.ready_client()
+    config = state.config
+    body = await read_json(request, schema, max_bytes=config.max_body_bytes, seconds=config.body_seconds)
+    state.check_model(body.model)
+    body.check()
+    answer = await prepare(state, body, arrival)
+    headers = {"x-request-id": answer.id}
+    if body.stream:
+        return EventStream(answer.events(), state.open_requests, headers)
+    result = await state.open_requests.run(request.receive, answer.collect())
+    return Response(msgspec.json.encode(result), headers=headers, media_type="application/json")

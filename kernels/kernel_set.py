@@ -51,7 +51,7 @@ class KernelSet:
         self._registry.select(op, self.spec, problem, strict=self.strict)
 
     def select(self, op: str, problem: Any) -> Callable[..., Any]:
-        """The chosen candidate's ``run``, with the signature of the operation's definition in ``reference.py``."""
+        """The chosen candidate's ``run``, with the signature of the operation's definition in ``reference/``."""
         return self.select_candidate(op, problem).run
 
     def select_fused(self, op: str, problem: Any) -> Callable[..., Any] | None:

@@ -21,7 +21,7 @@ from . import reference
 from .cpu import linear as cpu_linear
 from .cpu.library import unavailable
 from .problems import LinearProblem, dtype_name
-from .quant_reference import fake_quantize
+from .reference import fake_quantize
 from .registry import Candidate, Quality, Registry
 
 Prepare = Callable[[CanonicalWeight, torch.dtype], Any]

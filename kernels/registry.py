@@ -29,7 +29,7 @@ class Candidate:
     """One implementation of an operation.
 
     ``can_run(spec, problem)`` returns None or the reason against it, in words. ``run`` has the signature of the
-    operation's definition in ``reference.py``. ``prepare`` (linear only) turns a canonical weight into what ``run``
+    operation's definition in ``reference/``. ``prepare`` (linear only) turns a canonical weight into what ``run``
     wants. ``own_threads``: it computes on the platform's own threads instead of torch's.
 
     ``prepared_bytes(problem, stored)`` (linear only) is the memory of a prepared weight, ``stored`` the canonical one's

@@ -16,7 +16,7 @@ class Element(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """How the input of a product is quantized; ``kernels/quant_reference.py`` defines the arithmetic.
+    """How the input of a product is quantized; ``kernels/reference`` (``fake_quantize``) defines the arithmetic.
 
     ``element``     int8, fp8 (e4m3) or fp4 (e2m1).
     ``group_size``  input features that share a scale: 0 one scale for everything, -1 one per token.

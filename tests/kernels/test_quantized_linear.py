@@ -8,7 +8,7 @@ from gpu_specs import gpu_spec
 from twofold.errors import UnsupportedError
 from twofold.kernels.kernel_set import KernelSet
 from twofold.kernels.problems import LinearProblem
-from twofold.kernels.quant_reference import fake_quantize
+from twofold.kernels.reference import fake_quantize
 from twofold.platforms.cpu import CpuPlatform
 from twofold.quant.canonical import CanonicalWeight, EightBitWeight, MicroScaledWeight, PackedWeight, dequantize, pack
 from twofold.quant.scheme import Activation, Element, Fp8, Int8, LowBit, MicroScaled, Offset, activation_of

@@ -1,4 +1,4 @@
-"""C norms, rotary embedding and activation against kernels/reference.py in float64."""
+"""C norms, rotary embedding and activation against kernels/reference/ in float64."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..platforms.fp8 import fp8_max
-from ..quant.fp4 import FP4_MAX, round_fp4
-from ..quant.scheme import Activation, Element
+from ...platforms.fp8 import fp8_max
+from ...quant.fp4 import FP4_MAX, round_fp4
+from ...quant.scheme import Activation, Element
 
 # Half the span of the 255 steps between -128 and 127: compressed-tensors (and so llm-compressor's calibration) scales
 # symmetric int8 values to it, so that the largest one clips by half a step. Other engines scale to 127.

@@ -1,4 +1,4 @@
-"""kernels/reference.py and torch_ops.py against transformers' code and plain loops in float64."""
+"""kernels/reference/ and torch_ops.py against transformers' code and plain loops in float64."""
 
 from __future__ import annotations
 

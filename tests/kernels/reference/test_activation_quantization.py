@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from twofold.kernels.quant_reference import fake_quantize
+from twofold.kernels.reference.activation_quantization import fake_quantize
 from twofold.quant.fp4 import E2M1, decode_e8m0, decode_fp4, round_fp4
 from twofold.quant.scheme import Activation, Element
 

@@ -1,0 +1,26 @@
+"""Every operation in plain torch: the definition of right, and what runs where nothing better can.
+
+Device-agnostic and without host synchronization. Arithmetic is in float32 (float64 for float64 input) and rounded once
+to the input's dtype. Shape legend in attention_batch.py.
+"""
+
+from __future__ import annotations
+
+from .activation_quantization import fake_quantize
+from .attention import hidden_positions, paged_attention
+from .elementwise import add_rms_norm, gelu_and_mul, linear, rms_norm, rope, silu_and_mul
+from .kv_cache import copy_blocks, write_kv
+
+__all__ = [
+    "add_rms_norm",
+    "copy_blocks",
+    "fake_quantize",
+    "gelu_and_mul",
+    "hidden_positions",
+    "linear",
+    "paged_attention",
+    "rms_norm",
+    "rope",
+    "silu_and_mul",
+    "write_kv",
+]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...errors import EngineBusyError, EngineDeadError, RequestError, TwofoldError
@@ -56,11 +58,15 @@ class AsyncEngineClient:
         self._info: EngineInfo | None = None
         self._inputs: InputProcessor | None = None
         self._outputs: OutputProcessor | None = None
+        # By the name that the core knows a request by: a late output of a closed request must not reach a later one
+        # that was given the same request_id.
         self._streams: dict[str, RequestStream] = {}
+        self._core_ids: dict[str, str] = {}
         self._stats = EngineStats()
         self._error: TwofoldError | None = None
         self._draining = False
         self._numbers = itertools.count()
+        self._submissions = itertools.count()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -170,23 +176,28 @@ class AsyncEngineClient:
     def submit(self, request: EngineRequest) -> RequestStream:
         """Send a request from `make_request` to the core; the caller reads the stream and closes it."""
         self._check_open()
-        if request.request_id in self._streams:
-            raise RequestError(f"request_id {request.request_id!r} is in use", param="request_id")
+        name = request.request_id
+        if name in self._core_ids:
+            raise RequestError(f"request_id {name!r} is in use", param="request_id")
         assert self._outputs is not None
-        stream = RequestStream(request.request_id, request.params.n, self._forget)
+        core_id = f"{name}#{next(self._submissions)}"
+        request = replace(request, request_id=core_id)
+        stream = RequestStream(name, request.params.n, functools.partial(self._forget, core_id))
         self._outputs.add(request)
-        self._streams[request.request_id] = stream
+        self._streams[core_id] = stream
+        self._core_ids[name] = core_id
         self._idle.clear()
         self._send(wire.Add(request))
         return stream
 
     def abort(self, request_id: str) -> None:
         """Stop a request; its unfinished samples end with finish_reason ``abort``. Unknown ids are ignored."""
-        if request_id in self._streams:
+        core_id = self._core_ids.get(request_id)
+        if core_id is not None:
             assert self._outputs is not None
-            indices = self._outputs.open_samples(request_id)
-            self._send(wire.Abort([AbortRequest(request_id=request_id)]))
-            self._deliver([TokenOutput(request_id=request_id, index=i, finish_reason="abort") for i in indices])
+            indices = self._outputs.open_samples(core_id)
+            self._send(wire.Abort([AbortRequest(request_id=core_id)]))
+            self._deliver([TokenOutput(request_id=core_id, index=i, finish_reason="abort") for i in indices])
 
     async def drain(self, timeout: float) -> bool:
         """Take no new requests and wait ``timeout`` seconds for the running ones; True where all have finished."""
@@ -235,19 +246,21 @@ class AsyncEngineClient:
         assert self._outputs is not None
         deltas, aborts = self._outputs.process(outputs)
         for delta in deltas:
-            self._streams[delta.request_id].put(delta)
+            stream = self._streams[delta.request_id]
+            delta.request_id = stream.request_id
+            stream.put(delta)
         if aborts:
             self._send(wire.Abort(aborts))
 
-    def _forget(self, stream: RequestStream) -> None:
+    def _forget(self, core_id: str, stream: RequestStream) -> None:
         """A stream has ended: with its last delta, by its reader, or with an error."""
-        del self._streams[stream.request_id]
+        del self._streams[core_id], self._core_ids[stream.request_id]
         if not self._streams:
             self._idle.set()
         assert self._outputs is not None
-        if stream.request_id in self._outputs:
-            self._outputs.remove(stream.request_id)
-            self._send(wire.Abort([AbortRequest(request_id=stream.request_id)]))
+        if core_id in self._outputs:
+            self._outputs.remove(core_id)
+            self._send(wire.Abort([AbortRequest(request_id=core_id)]))
 
     def _die(self, error: TwofoldError) -> None:
         logger.error("%s; open requests: %d", error, len(self._streams))

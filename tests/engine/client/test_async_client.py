@@ -159,6 +159,22 @@ def test_request_id_in_use_and_too_many_requests() -> None:
     with_client(check, "SlowCore", max_open_requests=2)
 
 
+def test_a_request_id_taken_again_gets_nothing_of_its_forerunner() -> None:
+    """The core is still computing for the closed request when the second one of that name arrives."""
+
+    async def check(client: AsyncEngineClient) -> None:
+        for _ in range(20):
+            stream = client.submit(await client.make_request("a", FOREVER, request_id="again"))
+            await anext(stream)
+            stream.close()
+            deltas = await collect(client.generate("x", SamplingParams(max_tokens=3), "again"))
+            assert (text_of(deltas), deltas[-1].finish_reason) == ("yz{", "length")
+            assert {delta.request_id for delta in deltas} == {"again"}
+        assert client.num_open_requests == 0
+
+    with_client(check, "SlowCore")
+
+
 def test_failure_of_one_sample_spares_the_others() -> None:
     async def check(client: AsyncEngineClient) -> None:
         bad, good = await asyncio.gather(

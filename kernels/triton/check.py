@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .check_cases import Case, cases
+from .cases import Case, cases
 from .check_compile import Outcome, check_case
 from .check_pool import run_forked
 from .check_report import Line, line_text, markdown, write_markdown

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ...platforms.arch_table import ArchFacts, amd_facts, nvidia_facts
-from .check_cases import Case
+from .cases import Case
 
 # Run-time integers that the launchers' callers make multiples of 16, so that the JIT would specialize them.
 _DIVISIBLE = re.compile(r"(_ptr|_stride|^N|^K|^size|^columns)$")

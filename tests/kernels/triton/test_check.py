@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from twofold.kernels.triton import check_cases, check_report
+from twofold.kernels.triton import cases as case_list
+from twofold.kernels.triton import check_report
 from twofold.kernels.triton.check import TARGETS
 from twofold.kernels.triton.check_compile import Outcome
 from twofold.kernels.triton.check_pool import run_forked
@@ -47,7 +48,7 @@ def test_fails_on_spills_and_on_too_much_shared_memory() -> None:
 
 @pytest.mark.parametrize("arch", TARGETS)
 def test_every_kernel_dtype_and_row_has_a_case(arch: str) -> None:
-    cases = list(check_cases.cases(arch))
+    cases = list(case_list.cases(arch))
     assert len({case.name for case in cases}) == len(cases)
     for dtype in ("bf16", "fp16", "fp32"):
         names = {case.name for case in cases if dtype in case.name}

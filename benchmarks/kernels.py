@@ -181,11 +181,11 @@ def _attention_case(
     platform: Platform, shapes: Shapes, dtype: torch.dtype, requests: int, context: int, query_len: int
 ) -> Case:
     blocks = -(-context // BLOCK_SIZE)
-    caches = allocate_kv_cache(
+    cache = allocate_kv_cache(
         requests * blocks, BLOCK_SIZE, shapes.num_kv_heads, shapes.head_size, dtype, platform.device
     )
-    for cache in caches:
-        cache.normal_()
+    for part in cache.tensors:
+        part.normal_()
     query = _randn(platform, dtype, requests * query_len, shapes.num_heads, shapes.head_size)
     table = torch.randperm(requests * blocks).to(platform.device, torch.int32).view(requests, blocks)
     offsets = torch.arange(context - query_len, context, device=platform.device)
@@ -200,7 +200,7 @@ def _attention_case(
     )
 
     def prepare(candidate: Candidate) -> Callable[[], Any]:
-        return lambda: candidate.run(query, *caches, batch, shapes.head_size**-0.5, None, 0.0)
+        return lambda: candidate.run(query, cache, batch, shapes.head_size**-0.5, None, 0.0)
 
     problem = AttentionProblem(
         num_heads=shapes.num_heads,
@@ -211,7 +211,7 @@ def _attention_case(
         kv_dtype=dtype,
     )
     pairs = requests * (query_len * context - query_len * (query_len - 1) // 2)
-    moved = sum(cache.nbytes for cache in caches) + 2 * query.nbytes
+    moved = sum(part.nbytes for part in cache.tensors) + 2 * query.nbytes
     label = f"{requests} requests, {query_len} of {context} tokens"
     operations = 4 * pairs * shapes.num_heads * shapes.head_size
     return Case("paged_attention", label, problem, prepare, moved, operations)

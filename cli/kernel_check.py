@@ -12,8 +12,8 @@ from torch import Tensor
 from ..kernels import reference
 from ..kernels.attention_batch import AttentionBatch
 from ..kernels.kernel_set import default_registry
-from ..kernels.kv_layout import allocate_kv_cache
-from ..kernels.problems import AttentionProblem, LinearProblem, PlainProblem
+from ..kernels.kv_layout import KVCache, allocate_kv_cache
+from ..kernels.problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainProblem
 from ..kernels.registry import Candidate
 from ..platforms.interface import Platform
 from ..quant.canonical import CanonicalWeight, DenseWeight, PackedWeight, dequantize, pack
@@ -127,17 +127,18 @@ def _cache_cases(problem: PlainProblem, key: Tensor, randn: Callable[..., Tensor
     slots = torch.tensor([3, 80, 17, 18, 95], device=key.device)
 
     def write_kv(run: Callable[..., None]) -> Answer:
-        copies = [cache.clone() for cache in caches]
-        run(key, key + 1, *copies, slots)
-        return tuple(copies)
+        copy = KVCache(caches[0].clone(), caches[1].clone())
+        run(key, key + 1, copy, slots)
+        return copy.key, copy.value
 
     def copy_blocks(run: Callable[..., None]) -> Answer:
         copies = [cache.clone() for cache in caches]
         run(copies, [(0, 5), (2, 3)])
         return tuple(copies)
 
+    writes = KVWriteProblem(dtype=problem.dtype, kv_dtype=problem.dtype)
     return [
-        Case("write_kv", problem, lambda candidate: write_kv(candidate.run), write_kv(reference.write_kv)),
+        Case("write_kv", writes, lambda candidate: write_kv(candidate.run), write_kv(reference.write_kv)),
         Case("copy_blocks", problem, lambda candidate: copy_blocks(candidate.run), copy_blocks(reference.copy_blocks)),
     ]
 
@@ -173,8 +174,8 @@ def _attention_case(dtype: torch.dtype, device: torch.device, generator: torch.G
     """A prefill of 20 tokens beside a decode step at length 33, in one batch."""
     query_lens, seq_lens = (20, 1), (20, 33)
     table = torch.tensor([[0, 1, 0], [4, 2, 3]], dtype=torch.int32, device=device)
-    key_cache, value_cache = allocate_kv_cache(5, BLOCK_SIZE, KV_HEADS, HEAD_SIZE, dtype, device)
-    for tensor in (key_cache, value_cache):
+    cache = allocate_kv_cache(5, BLOCK_SIZE, KV_HEADS, HEAD_SIZE, dtype, device)
+    for tensor in cache.tensors:
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
     query = torch.randn(sum(query_lens), HEADS, HEAD_SIZE, generator=generator).to(device=device, dtype=dtype)
     slots = torch.cat((torch.arange(20), torch.tensor([3 * BLOCK_SIZE]))).to(device)
@@ -194,7 +195,7 @@ def _attention_case(dtype: torch.dtype, device: torch.device, generator: torch.G
         dtype=dtype,
         kv_dtype=dtype,
     )
-    arguments = (query, key_cache, value_cache, batch, HEAD_SIZE**-0.5, None, 0.0)
+    arguments = (query, cache, batch, HEAD_SIZE**-0.5, None, 0.0)
     return Case(
         "paged_attention", problem, lambda candidate: candidate.run(*arguments), reference.paged_attention(*arguments)
     )

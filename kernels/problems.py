@@ -18,7 +18,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlainProblem:
-    """Norms, activations, rotary embedding, cache writes and copies: only the activation dtype matters."""
+    """Norms, activations, rotary embedding and copies: only the activation dtype matters."""
 
     dtype: torch.dtype
 
@@ -40,6 +40,17 @@ class LinearProblem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KVWriteProblem:
+    """New keys and values in ``dtype`` into a cache of ``kv_dtype``."""
+
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{dtype_name(self.dtype)}, cache {dtype_name(self.kv_dtype)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionProblem:
     """Attention over a block table. ``sliding_window`` in tokens or None; ``soft_cap`` 0.0 means none."""
 
@@ -58,3 +69,31 @@ class AttentionProblem:
         shape = f"{self.num_heads}/{self.num_kv_heads} heads of {self.head_size}, blocks of {self.block_size}"
         types = f"{dtype_name(self.dtype)}, cache {dtype_name(self.kv_dtype)}"
         return ", ".join([shape, types, *extras])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeRouteProblem:
+    """The choice of ``top_k`` of ``num_experts`` experts for each token; ``dtype`` is the logits'."""
+
+    num_experts: int
+    top_k: int
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.top_k} of {self.num_experts} experts, {dtype_name(self.dtype)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLinearProblem:
+    """A linear layer that each of ``num_experts`` experts has, all of one scheme; every token goes to ``top_k``."""
+
+    scheme: Any
+    num_experts: int
+    top_k: int
+    in_features: int
+    out_features: int
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        shape = f"{self.out_features}x{self.in_features} {self.scheme}"
+        return f"{self.top_k} of {self.num_experts} experts, {shape} {dtype_name(self.dtype)}"

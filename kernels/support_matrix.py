@@ -18,7 +18,7 @@ from ..platforms.spec import DeviceSpec
 from ..quant.scheme import Activation, Dense, Element, Fp8, Int8, LowBit, MicroScaled, Offset, Scheme, WeightOnly
 from .cpu.library import unavailable
 from .kernel_set import default_registry
-from .problems import AttentionProblem, LinearProblem, PlainProblem
+from .problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainProblem
 from .registry import Quality, Registry, Selection
 
 ARCHS = (
@@ -55,7 +55,7 @@ SCHEMES: tuple[tuple[str, Scheme], ...] = (
     ("NVFP4", MicroScaled(Element.FP4, 16, False, _FP4)),
     ("NVFP4 weights only", MicroScaled(Element.FP4, 16, False)),
 )
-PLAIN_OPS = ("rms_norm", "add_rms_norm", "rope", "silu_and_mul", "gelu_and_mul", "write_kv", "copy_blocks")
+PLAIN_OPS = ("rms_norm", "add_rms_norm", "rope", "silu_and_mul", "gelu_and_mul", "copy_blocks")
 HEAD_SIZES = (64, 128, 256)
 
 _HEADER = """# Support matrix
@@ -77,7 +77,8 @@ def render() -> str:
         raise UnsupportedError(f"the support matrix needs the compiled CPU kernels: {reason}")
     problems = [(name, str(scheme), "linear", _linear(scheme)) for name, scheme in SCHEMES]
     attention = [(f"attention, heads of {size}", "", "paged_attention", _attention(size)) for size in HEAD_SIZES]
-    plain = [(op, "", op, PlainProblem) for op in PLAIN_OPS]
+    plain: list[_Row] = [(op, "", op, PlainProblem) for op in PLAIN_OPS]
+    plain.append(("write_kv", "", "write_kv", _kv_write))
     lines = [_HEADER, "## Linear layers", "", *_tables(problems)]
     lines += ["## Other operations", "", *_tables([*attention, *plain])]
     lines += ["## Why not a better kernel", "", *_reasons([*problems, *attention, *plain])]
@@ -103,6 +104,10 @@ def _linear(scheme: Scheme) -> Any:
 
 def _linear_problem(scheme: Scheme, dtype: torch.dtype) -> LinearProblem:
     return LinearProblem(scheme=scheme, in_features=FEATURES, out_features=FEATURES, dtype=dtype)
+
+
+def _kv_write(dtype: torch.dtype) -> KVWriteProblem:
+    return KVWriteProblem(dtype=dtype, kv_dtype=dtype)
 
 
 def _attention(head_size: int) -> Any:

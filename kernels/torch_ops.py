@@ -13,6 +13,8 @@ from ..platforms.spec import DeviceSpec
 from ..quant.scheme import Dense
 from . import reference
 from .attention_batch import AttentionBatch
+from .expert_loop import register_expert_loops
+from .kv_layout import KVCache
 from .problems import AttentionProblem, LinearProblem
 from .quantized_linear import expanded_bytes, prepare_dense, register_quantized_ops
 from .registry import Candidate, Quality, Registry
@@ -29,6 +31,7 @@ def register_torch_ops(registry: Registry, spec: DeviceSpec) -> None:
         "gelu_and_mul": reference.gelu_and_mul,
         "write_kv": reference.write_kv,
         "copy_blocks": reference.copy_blocks,
+        "moe_route": reference.route,
     }
     for op, run in plain.items():
         # Copying blocks is torch's own copy on every device: no kernel of ours would do better.
@@ -59,12 +62,12 @@ def register_torch_ops(registry: Registry, spec: DeviceSpec) -> None:
         )
     )
     register_quantized_ops(registry, spec)
+    register_expert_loops(registry, spec)
 
 
 def sdpa_attention(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: KVCache,
     batch: AttentionBatch,
     scale: float,
     sliding_window: int | None = None,
@@ -73,13 +76,13 @@ def sdpa_attention(
     """``reference.paged_attention`` without a soft cap, by torch's scaled_dot_product_attention per request."""
     assert not soft_cap, "sdpa_attention has no soft cap; can_run refuses such problems"
     output = torch.empty_like(query)
-    block_size = key_cache.shape[1]
+    block_size = cache.block_size
     start = 0
     for row, (query_len, seq_len) in enumerate(zip(batch.query_lens_host, batch.seq_lens_host, strict=True)):
         first = 0 if sliding_window is None else max(0, seq_len - query_len - sliding_window + 1) // block_size
         blocks = batch.block_table[row, first : -(-seq_len // block_size)].long()
         length = seq_len - first * block_size
-        key, value = (_context(cache, blocks, length, query.dtype) for cache in (key_cache, value_cache))
+        key, value = (_context(part, blocks, length, query.dtype) for part in (cache.key, cache.value))
         rows = slice(start, start + query_len)
         output[rows] = _sdpa(query[rows], key, value, scale, sliding_window)
         start += query_len

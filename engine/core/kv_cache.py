@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from ...errors import ConfigError
-from ...kernels.kv_layout import allocate_kv_cache, kv_block_bytes
+from ...kernels.kv_layout import KVCache, allocate_kv_cache, kv_block_bytes
 from ...log import get_logger
 from ...platforms import Platform
 from ..config import EngineConfig
@@ -17,8 +16,6 @@ from ..model_config import allowed_model_len
 
 if TYPE_CHECKING:
     from ..models.model import Model
-
-KVCaches = list[tuple[Tensor, Tensor]]
 
 _CPU_DEFAULT_BYTES = 4 << 30  # on a CPU the rest of the machine wants memory too; kv_cache_bytes asks for more
 _GIB = 1 << 30
@@ -75,8 +72,8 @@ def plan_kv_cache(config: EngineConfig, model: Model, platform: Platform) -> KVP
     return KVPlan(num_blocks=num_blocks, block_size=size, max_model_len=min(max_model_len, num_blocks * size))
 
 
-def allocate_kv_caches(plan: KVPlan, model: Model, device: torch.device) -> KVCaches:
-    """(key_cache, value_cache) [N,S,G,D] of each layer."""
+def allocate_kv_caches(plan: KVPlan, model: Model, device: torch.device) -> list[KVCache]:
+    """The cache of each layer."""
     return [
         allocate_kv_cache(plan.num_blocks, plan.block_size, model.kv_heads, model.head_size, model.dtype, device)
         for _ in range(model.num_layers)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...kernels.kv_layout import KVCache
 from ..messages import TokenLogprobs
 from .batch import Batch, StepInputs
-from .kv_cache import KVCaches
 from .logprobs import token_logprobs
 from .request import Sample
 from .sampler import Sampler
@@ -43,7 +43,7 @@ class ModelRunner:
         *,
         model: Model,
         batch: Batch,
-        caches: KVCaches,
+        caches: list[KVCache],
         device: torch.device,
         copy_blocks: CopyBlocks,
         vocab_size: int,
@@ -60,7 +60,7 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute a step; drawn tokens are appended to their batch rows."""
         if plan.block_copies:
-            self._copy_blocks([cache for pair in self._caches for cache in pair], plan.block_copies)
+            self._copy_blocks([part for cache in self._caches for part in cache.tensors], plan.block_copies)
         inputs = self._batch.inputs(plan, self._device)
         hidden = self._model.forward(inputs.input_ids, inputs.positions, self._caches, inputs.attention)
         for place, sample in enumerate(plan.samples):

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from ...kernels.attention_batch import AttentionBatch
 from ...kernels.kernel_set import KernelSet
-from ...kernels.problems import AttentionProblem, PlainProblem
+from ...kernels.kv_layout import KVCache
+from ...kernels.problems import AttentionProblem, KVWriteProblem
 from .linear import Linear
 from .norm import RMSNorm
 from .rope import RotaryEmbedding, Rotation
@@ -33,25 +34,23 @@ class Attention:
         self._k_norm = k_norm
         self._scale = problem.head_size**-0.5
         self._attend = kernels.select("paged_attention", problem)
-        self._write_kv = kernels.select("write_kv", PlainProblem(problem.dtype))
+        self._write_kv = kernels.select("write_kv", KVWriteProblem(dtype=problem.dtype, kv_dtype=problem.kv_dtype))
         self._fused = None if q_norm or k_norm else kernels.select_fused("rope_write_attend", problem)
 
-    def __call__(self, x: Tensor, rotation: Rotation, kv_cache: tuple[Tensor, Tensor], batch: AttentionBatch) -> Tensor:
+    def __call__(self, x: Tensor, rotation: Rotation, kv_cache: KVCache, batch: AttentionBatch) -> Tensor:
         """x [T,K] -> [T,K]; writes the tokens' keys and values into ``kv_cache`` first."""
-        shape, (key_cache, value_cache) = self._problem, kv_cache
+        shape = self._problem
         heads, kv_heads, size = shape.num_heads, shape.num_kv_heads, shape.head_size
         if self._fused is not None:
             tables, window = (rotation.cos_sin, rotation.rows), shape.sliding_window
-            mixed = self._fused(
-                self._qkv(x), *tables, key_cache, value_cache, batch, self._scale, window, shape.soft_cap
-            )
+            mixed = self._fused(self._qkv(x), *tables, kv_cache, batch, self._scale, window, shape.soft_cap)
             return self._output(mixed)
         q, k, v = self._qkv(x).view(-1, heads + 2 * kv_heads, size).split((heads, kv_heads, kv_heads), dim=1)
         if self._q_norm is not None and self._k_norm is not None:
             q, k = _norm_heads(q, self._q_norm), _norm_heads(k, self._k_norm)
         q, k = self._rope(q, k, rotation)
-        self._write_kv(k, v, key_cache, value_cache, batch.slot_mapping)
-        mixed = self._attend(q, key_cache, value_cache, batch, self._scale, shape.sliding_window, shape.soft_cap)
+        self._write_kv(k, v, kv_cache, batch.slot_mapping)
+        mixed = self._attend(q, kv_cache, batch, self._scale, shape.sliding_window, shape.soft_cap)
         return self._output(mixed.reshape(-1, heads * size))
 
 

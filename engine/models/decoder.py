@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention_batch import AttentionBatch
+from ...kernels.kv_layout import KVCache
 from ...kernels.problems import AttentionProblem
 from ..layers.attention import Attention
 from ..layers.embedding import Head
@@ -33,7 +34,7 @@ class DecoderLayer:
         x: Tensor,
         residual: Tensor | None,
         rotation: Rotation,
-        kv_cache: tuple[Tensor, Tensor],
+        kv_cache: KVCache,
         batch: AttentionBatch,
     ) -> tuple[Tensor, Tensor]:
         """(x, residual), both [T,K], whose sum is the layer's output; ``residual`` is None in the first layer."""
@@ -83,9 +84,7 @@ class Decoder:
         self.kv_scales = loader.kv_scales
 
     @torch.inference_mode()
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: list[tuple[Tensor, Tensor]], batch: AttentionBatch
-    ) -> Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], batch: AttentionBatch) -> Tensor:
         x, residual = self._embedding(input_ids), None
         rotation = self._rope.rotation(positions, batch)
         for layer, kv_cache in zip(self._layers, kv_caches, strict=True):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention_batch import AttentionBatch
+from ...kernels.kv_layout import KVCache
 from ..model_config import ModelConfig
 
 
@@ -21,12 +22,10 @@ class Model(Protocol):
     num_layers: int
     weight_bytes: int
 
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: list[tuple[Tensor, Tensor]], batch: AttentionBatch
-    ) -> Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], batch: AttentionBatch) -> Tensor:
         """Hidden states [T,K] after the final norm, of the tokens ``input_ids`` at ``positions`` (both int64 [T]).
 
-        Writes each token's keys and values into ``kv_caches`` (one pair [N,S,G,D] per layer) at ``batch.slot_mapping``.
+        Writes each token's keys and values into ``kv_caches`` (one per layer) at ``batch.slot_mapping``.
         """
         ...
 

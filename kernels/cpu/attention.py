@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention_batch import AttentionBatch
+from ..kv_layout import KVCache
 from .library import functions
 
 _Sizes = ctypes.c_ssize_t * 17
@@ -15,8 +16,7 @@ _Sizes = ctypes.c_ssize_t * 17
 
 def paged_attention(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: KVCache,
     batch: AttentionBatch,
     scale: float,
     sliding_window: int | None = None,
@@ -27,26 +27,26 @@ def paged_attention(
         query = query.contiguous()
     num_tokens, num_heads, head_size = query.shape
     table = batch.block_table
-    assert num_heads % key_cache.shape[2] == 0, "query heads must be a multiple of the KV heads"
+    assert num_heads % cache.key.shape[2] == 0, "query heads must be a multiple of the KV heads"
     assert table.stride(1) == 1 and table.dtype is torch.int32, "block_table must be int32 with contiguous rows"
     out = torch.empty((num_tokens, num_heads, head_size))
     sizes = _Sizes(
         num_heads,
-        key_cache.shape[2],
+        cache.key.shape[2],
         head_size,
-        key_cache.shape[1],
+        cache.block_size,
         batch.num_requests,
         table.stride(0),
         sliding_window or 0,
         query.stride(0),
         query.stride(1),
-        *key_cache.stride(),
-        *value_cache.stride(),
+        *cache.key.stride(),
+        *cache.value.stride(),
     )
     functions.twofold_paged_attention(
         query.data_ptr(),
-        key_cache.data_ptr(),
-        value_cache.data_ptr(),
+        cache.key.data_ptr(),
+        cache.value.data_ptr(),
         out.data_ptr(),
         batch.query_start_loc.data_ptr(),
         batch.seq_lens.data_ptr(),
@@ -58,23 +58,23 @@ def paged_attention(
     return out
 
 
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+def write_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
     """``reference.write_kv`` for float32."""
-    assert key_cache.dtype is value_cache.dtype is torch.float32, "the C kernel writes float32 caches"
+    assert cache.key.dtype is cache.value.dtype is torch.float32, "the C kernel writes float32 caches"
     key, value = (part if part.stride(2) == 1 else part.contiguous() for part in (key, value))
     sizes = (ctypes.c_ssize_t * 16)(
         *key.shape,
-        key_cache.shape[1],
+        cache.block_size,
         *key.stride()[:2],
         *value.stride()[:2],
-        *key_cache.stride(),
-        *value_cache.stride(),
+        *cache.key.stride(),
+        *cache.value.stride(),
     )
     functions.twofold_write_kv(
         key.data_ptr(),
         value.data_ptr(),
-        key_cache.data_ptr(),
-        value_cache.data_ptr(),
+        cache.key.data_ptr(),
+        cache.value.data_ptr(),
         slot_mapping.data_ptr(),
         sizes,
     )

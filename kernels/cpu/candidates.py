@@ -9,7 +9,7 @@ import torch
 
 from ...platforms.spec import DeviceSpec
 from ...quant.scheme import Dense, WeightOnly
-from ..problems import AttentionProblem, LinearProblem, PlainProblem, dtype_name
+from ..problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainProblem, dtype_name
 from ..registry import Candidate, Quality, Registry
 from . import attention, elementwise, fused, linear
 from .library import unavailable
@@ -24,12 +24,21 @@ def register_cpu_ops(registry: Registry) -> None:
         "add_rms_norm": elementwise.add_rms_norm,
         "rope": elementwise.rope,
         "silu_and_mul": elementwise.silu_and_mul,
-        "write_kv": attention.write_kv,
     }
     for op, run in plain.items():
         registry.register(
             Candidate(op=op, name="c_float32", quality=Quality.NATIVE, can_run=_plain, run=run, own_threads=True)
         )
+    registry.register(
+        Candidate(
+            op="write_kv",
+            name="c_float32",
+            quality=Quality.NATIVE,
+            can_run=_kv_write,
+            run=attention.write_kv,
+            own_threads=True,
+        )
+    )
     registry.register(
         Candidate(
             op="paged_attention",
@@ -83,6 +92,12 @@ def _float32(dtype: torch.dtype) -> str | None:
 
 
 def _plain(spec: DeviceSpec, problem: PlainProblem) -> str | None:
+    return _float32(problem.dtype)
+
+
+def _kv_write(spec: DeviceSpec, problem: KVWriteProblem) -> str | None:
+    if problem.kv_dtype is not torch.float32:
+        return f"it writes float32 caches, not {dtype_name(problem.kv_dtype)}"
     return _float32(problem.dtype)
 
 

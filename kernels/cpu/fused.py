@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..attention_batch import AttentionBatch
+from ..kv_layout import KVCache
 from .library import functions
 
 _Sizes = ctypes.c_ssize_t * 14
@@ -22,8 +23,7 @@ def rope_write_attend(
     qkv: Tensor,
     cos_sin: Tensor,
     positions: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: KVCache,
     batch: AttentionBatch,
     scale: float,
     sliding_window: int | None = None,
@@ -34,11 +34,11 @@ def rope_write_attend(
         qkv = qkv.contiguous()
     sizes, width = _sizes(
         qkv.shape[1],
-        key_cache.shape[1:],
+        cache.key.shape[1:],
         cos_sin.shape[1],
         sliding_window or 0,
-        key_cache.stride(),
-        value_cache.stride(),
+        cache.key.stride(),
+        cache.value.stride(),
     )
     tokens, table = qkv.shape[0], batch.block_table
     out = torch.empty(tokens, width)
@@ -47,8 +47,8 @@ def rope_write_attend(
         tokens,
         cos_sin.data_ptr(),
         positions.data_ptr(),
-        key_cache.data_ptr(),
-        value_cache.data_ptr(),
+        cache.key.data_ptr(),
+        cache.value.data_ptr(),
         batch.slot_mapping.data_ptr(),
         out.data_ptr(),
         batch.query_start_loc.data_ptr(),

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ..attention_batch import AttentionBatch
+from ..kv_layout import KVCache
 from .precision import wide
 
 
 def paged_attention(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: KVCache,
     batch: AttentionBatch,
     scale: float,
     sliding_window: int | None = None,
@@ -27,12 +27,12 @@ def paged_attention(
     it.
     """
     output = torch.empty_like(query)
-    block_size = key_cache.shape[1]
+    block_size = cache.block_size
     start = 0
     for row, (query_len, seq_len) in enumerate(zip(batch.query_lens_host, batch.seq_lens_host, strict=True)):
         blocks = batch.block_table[row, : -(-seq_len // block_size)].long()
-        key = wide(key_cache[blocks].flatten(0, 1)[:seq_len])
-        value = wide(value_cache[blocks].flatten(0, 1)[:seq_len])
+        key = wide(cache.key[blocks].flatten(0, 1)[:seq_len])
+        value = wide(cache.value[blocks].flatten(0, 1)[:seq_len])
         rows = slice(start, start + query_len)
         output[rows] = _attend(wide(query[rows]), key, value, scale, sliding_window, soft_cap).to(query.dtype)
         start += query_len

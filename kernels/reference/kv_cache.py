@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..kv_layout import KVCache
 
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Store key and value [T,G,D] at slots ``block * S + offset`` (int64 [T]) of the caches [N,S,G,D]."""
-    block_size = key_cache.shape[1]
+
+def write_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+    """Store key and value [T,G,D] at slots ``block * S + offset`` (int64 [T]) of the cache."""
+    block_size = cache.block_size
     blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
     offsets = slot_mapping - blocks * block_size
-    key_cache[blocks, offsets] = key.to(key_cache.dtype)
-    value_cache[blocks, offsets] = value.to(value_cache.dtype)
+    cache.key[blocks, offsets] = key.to(cache.key.dtype)
+    cache.value[blocks, offsets] = value.to(cache.value.dtype)
 
 
 def copy_blocks(caches: list[Tensor], pairs: list[tuple[int, int]]) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from ...platforms.spec import DeviceSpec
 from ...quant.scheme import WeightOnly
-from ..problems import AttentionProblem, LinearProblem, PlainProblem, dtype_name
+from ..problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainProblem, dtype_name
 from ..registry import Candidate, Quality, Registry
 from .launch_table import Refused, attention_row, linear_row
 
@@ -25,7 +25,6 @@ _PLAIN_OPS = {
     "rope": "rope",
     "silu_and_mul": "activations",
     "gelu_and_mul": "activations",
-    "write_kv": "write_kv",
 }
 
 
@@ -46,6 +45,7 @@ def register_triton_ops(registry: Registry) -> None:
     """Append the Triton candidate of every operation that has one."""
     for op, module in _PLAIN_OPS.items():
         registry.register(_candidate(op, can_run_plain, _Lazy(module, op)))
+    registry.register(_candidate("write_kv", can_run_kv_write, _Lazy("write_kv", "write_kv")))
     registry.register(_candidate("paged_attention", can_run_attention, _Lazy("paged_attention", "paged_attention")))
     run, prepare = _Lazy("packed_linear", "packed_linear"), _Lazy("packed_weight", "prepare")
     registry.register(_candidate("linear", can_run_linear, run, prepare))
@@ -75,8 +75,13 @@ def _why_no_matrix(spec: DeviceSpec, dtype: torch.dtype) -> str | None:
 
 
 def can_run_plain(spec: DeviceSpec, problem: PlainProblem) -> str | None:
-    """Norms, rotary embedding, activations, cache writes."""
+    """Norms, rotary embedding, activations."""
     return _why_not_here(spec, problem.dtype)
+
+
+def can_run_kv_write(spec: DeviceSpec, problem: KVWriteProblem) -> str | None:
+    """Writes into the cache: both dtypes."""
+    return _why_not_here(spec, problem.dtype, problem.kv_dtype)
 
 
 def can_run_attention(spec: DeviceSpec, problem: AttentionProblem) -> str | None:

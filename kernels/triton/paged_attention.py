@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..attention_batch import AttentionBatch
+from ..kv_layout import KVCache
 from .launch_table import AttentionLaunch, attention_launch
 from .runtime import device_arch, num_cores
 
@@ -257,21 +258,20 @@ def constants(launch: AttentionLaunch, group: int, head_size: int, block_size: i
 
 def paged_attention(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: KVCache,
     batch: AttentionBatch,
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float = 0.0,
 ) -> Tensor:
-    """``reference.paged_attention``: query [T,H,D] over caches [N,S,G,D] of any strides -> [T,H,D], contiguous."""
-    rows = batch.max_query_len * (query.shape[1] // key_cache.shape[2])
+    """``reference.paged_attention``: query [T,H,D] over a cache of any strides -> [T,H,D], contiguous."""
+    rows = batch.max_query_len * (query.shape[1] // cache.key.shape[2])
     launch = attention_launch(
         device_arch(query.device), "decode" if rows <= 16 else "prefill", query.shape[2], query.element_size()
     )
     one_block = rows <= launch.block_m
-    splits = num_splits(batch, key_cache.shape[2], sliding_window, num_cores(query.device)) if one_block else 1
-    return launch_attention(query, key_cache, value_cache, batch, scale, sliding_window, soft_cap, launch, splits)
+    splits = num_splits(batch, cache.key.shape[2], sliding_window, num_cores(query.device)) if one_block else 1
+    return launch_attention(query, cache, batch, scale, sliding_window, soft_cap, launch, splits)
 
 
 def num_splits(batch: AttentionBatch, num_kv_heads: int, sliding_window: int | None, cores: int) -> int:
@@ -285,8 +285,7 @@ def num_splits(batch: AttentionBatch, num_kv_heads: int, sliding_window: int | N
 
 def launch_attention(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: KVCache,
     batch: AttentionBatch,
     scale: float,
     sliding_window: int | None,
@@ -298,20 +297,20 @@ def launch_attention(
     if query.stride(-1) != 1:
         query = query.contiguous()
     num_tokens, num_heads, head_size = query.shape
-    num_kv_heads = key_cache.shape[2]
+    num_kv_heads = cache.key.shape[2]
     group = num_heads // num_kv_heads
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if num_tokens == 0:
         return out
-    values = constants(launch, group, head_size, key_cache.shape[1])
+    values = constants(launch, group, head_size, cache.block_size)
     one_token = batch.max_query_len == 1
     programs = batch.num_requests if one_token else num_tokens // (values["BLOCK_M"] // group) + batch.num_requests
     partial, stats = _split_buffers(out, splits)
     score_scale = scale * (2.0 / soft_cap if soft_cap else 1.0) * LOG2_E
     paged_attention_kernel[(programs, num_kv_heads, splits)](
         query,
-        key_cache,
-        value_cache,
+        cache.key,
+        cache.value,
         out,
         partial,
         stats,
@@ -325,8 +324,8 @@ def launch_attention(
         num_heads,
         query.stride(0),
         query.stride(1),
-        *key_cache.stride(),
-        *value_cache.stride(),
+        *cache.key.stride(),
+        *cache.value.stride(),
         batch.block_table.stride(0),
         **values,
         ONE_TOKEN=one_token,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..kv_layout import KVCache
 from .launch_table import row_launch
 from .runtime import device_arch
 
@@ -67,8 +68,8 @@ def constants(head_size: int) -> dict[str, Any]:
     return {"HEAD_SIZE": head_size, "HEAD_PAD": head_pad, "BLOCK_HEADS": max(1, 1024 // head_pad)}
 
 
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Store key and value [T,G,D] at slots ``block * S + offset`` (int64 [T]) of the caches [N,S,G,D]."""
+def write_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+    """Store key and value [T,G,D] at slots ``block * S + offset`` (int64 [T]) of the cache."""
     key, value = (part if part.stride(-1) == 1 else part.contiguous() for part in (key, value))
     num_tokens, num_kv_heads, head_size = key.shape
     if num_tokens == 0:
@@ -77,17 +78,17 @@ def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     write_kv_kernel[(num_tokens, triton.cdiv(num_kv_heads, values["BLOCK_HEADS"]))](
         key,
         value,
-        key_cache,
-        value_cache,
+        cache.key,
+        cache.value,
         slot_mapping,
         num_kv_heads,
-        key_cache.shape[1],
+        cache.block_size,
         key.stride(0),
         key.stride(1),
         value.stride(0),
         value.stride(1),
-        *key_cache.stride(),
-        *value_cache.stride(),
+        *cache.key.stride(),
+        *cache.value.stride(),
         **values,
         num_warps=row_launch(device_arch(key.device), 1024).num_warps,
     )

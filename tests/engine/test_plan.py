@@ -109,7 +109,7 @@ def test_cache_is_the_one_that_the_engine_allocates(tiny_model: TinyModel, free:
     pool = plan_kv_cache(config, model, _Fixed(platform, free - model.memory_bytes))  # type: ignore[arg-type]
     assert row_of(plan).num_blocks == pool.num_blocks
     caches = allocate_kv_caches(pool, model, platform.device)
-    allocated = sum(tensor.nbytes for pair in caches for tensor in pair)
+    allocated = sum(tensor.nbytes for cache in caches for tensor in cache.tensors)
     assert allocated == plan.kv_bytes_per_token * pool.num_blocks * pool.block_size
     for length, count in row_of(plan).requests.items():
         assert count == row_of(plan).kv_tokens // 8 // -(-length // 8)

@@ -4,13 +4,13 @@ import pytest
 import torch
 from twofold.errors import UnsupportedError
 from twofold.kernels.kernel_set import KernelSet
-from twofold.kernels.problems import AttentionProblem, LinearProblem, PlainProblem
+from twofold.kernels.problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainProblem
 from twofold.kernels.registry import Candidate, Quality, Registry
 from twofold.platforms.spec import DeviceSpec
 from twofold.quant.canonical import DenseWeight, PackedWeight, dequantize, pack
 from twofold.quant.scheme import Dense, WeightOnly
 
-OPS = ["rms_norm", "add_rms_norm", "rope", "silu_and_mul", "gelu_and_mul", "write_kv", "copy_blocks"]
+OPS = ["rms_norm", "add_rms_norm", "rope", "silu_and_mul", "gelu_and_mul", "copy_blocks"]
 
 
 def spec(device_type: str = "cpu") -> DeviceSpec:
@@ -29,6 +29,12 @@ def spec(device_type: str = "cpu") -> DeviceSpec:
 @pytest.mark.parametrize("op", OPS)
 def test_every_op_has_a_kernel_everywhere(op, device_type):
     assert callable(KernelSet(spec(device_type)).select(op, PlainProblem(torch.bfloat16)))
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_cache_writes_have_a_kernel_everywhere(device_type):
+    problem = KVWriteProblem(dtype=torch.bfloat16, kv_dtype=torch.bfloat16)
+    assert callable(KernelSet(spec(device_type)).select("write_kv", problem))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

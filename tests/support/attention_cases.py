@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from twofold.kernels.attention_batch import AttentionBatch
-from twofold.kernels.kv_layout import allocate_kv_cache
+from twofold.kernels.kv_layout import KVCache, allocate_kv_cache
 
 
 @dataclass
@@ -20,6 +20,10 @@ class AttentionCase:
     batch: AttentionBatch
     keys: list[Tensor]
     values: list[Tensor]
+
+    @property
+    def cache(self) -> KVCache:
+        return KVCache(self.key_cache, self.value_cache)
 
 
 def make_case(
@@ -38,7 +42,8 @@ def make_case(
     needed = [-(-seq_len // block_size) for _, seq_len in lengths]
     blocks = list(range(1, sum(needed) + 3))
     random.Random(seed).shuffle(blocks)
-    key_cache, value_cache = allocate_kv_cache(len(blocks) + 1, block_size, num_kv_heads, head_size, dtype, "cpu")
+    cache = allocate_kv_cache(len(blocks) + 1, block_size, num_kv_heads, head_size, dtype, "cpu")
+    key_cache, value_cache = cache.key, cache.value
     key_cache.fill_(math.nan)
     value_cache.fill_(math.nan)
     table = torch.zeros(len(lengths), max(needed, default=0) + 2, dtype=torch.int32)

@@ -46,13 +46,11 @@ def check_attention() -> None:
     for lengths, head_size, block_size in ((mixed, 64, 16), (mixed, 20, 4), (mixed, 5, 1), (long, 20, 4)):
         for window, soft_cap in ((None, 0.0), (9, 2.0)):
             case = make_case(lengths, num_heads=6, num_kv_heads=2, head_size=head_size, block_size=block_size)
-            result = attention.paged_attention(
-                case.query, case.key_cache, case.value_cache, case.batch, 0.3, window, soft_cap
-            )
+            result = attention.paged_attention(case.query, case.cache, case.batch, 0.3, window, soft_cap)
             expected = expected_attention(case, 0.3, window, soft_cap)
             torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=1e-5)
             key, value = torch.randn(2, case.query.shape[0], 2, head_size)
-            attention.write_kv(key, value, case.key_cache, case.value_cache, case.batch.slot_mapping)
+            attention.write_kv(key, value, case.cache, case.batch.slot_mapping)
             slots = case.batch.slot_mapping
             assert torch.equal(case.key_cache[slots // block_size, slots % block_size], key)
             assert torch.equal(case.value_cache[slots // block_size, slots % block_size], value)

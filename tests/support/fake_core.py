@@ -20,6 +20,7 @@ from twofold.engine.messages import EngineRequest, TokenOutput
 from twofold.engine.model_config import ModelConfig, RopeConfig
 from twofold.engine.sampling_params import SamplingParams
 from twofold.kernels.attention_batch import AttentionBatch
+from twofold.kernels.kv_layout import KVCache
 from twofold.kernels.reference import copy_blocks
 from twofold.platforms.cpu import CpuPlatform
 
@@ -56,11 +57,9 @@ class FakeModel:
         self.table[:, VOCAB_SIZE:] += 100.0
         self.num_computed = 0
 
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: list[tuple[Tensor, Tensor]], batch: AttentionBatch
-    ) -> Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], batch: AttentionBatch) -> Tensor:
         """Hidden states [T,1]: the state reached by each query's context."""
-        ((keys, values),) = kv_caches
+        keys, values = kv_caches[0].key, kv_caches[0].value
         size = keys.shape[1]
         slots = batch.slot_mapping
         assert len(set(slots.tolist())) == len(slots), "two tokens were given the same slot"
@@ -225,7 +224,7 @@ class KeyRecorder:
 
     def check(self, core: EngineCore) -> None:
         """Every cached block holds the tokens and the positions that its key was made of."""
-        keys, values = core._caches[0]
+        keys, values = core._caches[0].key, core._caches[0].value
         size = keys.shape[1]
         for key, block in core._pool._cached.items():
             chain = self._chains[key]

@@ -35,9 +35,9 @@ class PagedRunner:
             allocate_kv_cache(num_blocks, block_size, model.kv_heads, model.head_size, model.dtype, "cpu")
             for _ in range(model.num_layers)
         ]
-        for key_cache, value_cache in self.caches:  # whatever lies in unwritten slots must not matter
-            key_cache.fill_(float("nan"))
-            value_cache.fill_(float("nan"))
+        for cache in self.caches:  # whatever lies in unwritten slots must not matter
+            cache.key.fill_(float("nan"))
+            cache.value.fill_(float("nan"))
 
     def step(self, work: dict[str, list[int]]) -> dict[str, torch.Tensor]:
         """Compute the given new tokens of each sequence in one batch; logits float32 [tokens, V] per sequence."""

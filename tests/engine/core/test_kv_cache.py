@@ -120,5 +120,5 @@ def test_an_unused_pool_takes_no_memory() -> None:
     plan = plan_kv_cache(config(kv_cache_bytes=GIB), model, Machine(2 * GIB))
     before = resident()
     caches = allocate_kv_caches(plan, model, torch.device("cpu"))
-    assert len(caches) == 32 and caches[0][0].shape == (256, 16, 8, 128)
+    assert len(caches) == 32 and caches[0].key.shape == (256, 16, 8, 128)
     assert resident() - before < 64 << 20

@@ -11,6 +11,7 @@ from attention_cases import AttentionCase, expected_attention, make_case
 from twofold.kernels import reference
 from twofold.kernels.cpu.attention import paged_attention, write_kv
 from twofold.kernels.cpu.library import unavailable
+from twofold.kernels.kv_layout import KVCache
 from twofold.platforms import cpu_threads
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no compiled kernels: {unavailable()}")
@@ -25,7 +26,7 @@ LENGTHS = [
 
 
 def run(case: AttentionCase, window: int | None = None, soft_cap: float = 0.0) -> torch.Tensor:
-    return paged_attention(case.query, case.key_cache, case.value_cache, case.batch, 0.3, window, soft_cap)
+    return paged_attention(case.query, case.cache, case.batch, 0.3, window, soft_cap)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -137,7 +138,7 @@ def test_write_kv(tokens):
     fused = torch.randn(tokens, 3, 48)
     key, value = fused[..., :24], fused[..., 24:]
     key_cache, value_cache = case.key_cache.clone(), case.value_cache.clone()
-    reference.write_kv(key, value, key_cache, value_cache, case.batch.slot_mapping)
-    write_kv(key, value, case.key_cache, case.value_cache, case.batch.slot_mapping)
+    reference.write_kv(key, value, KVCache(key_cache, value_cache), case.batch.slot_mapping)
+    write_kv(key, value, case.cache, case.batch.slot_mapping)
     torch.testing.assert_close(case.key_cache, key_cache, atol=0, rtol=0, equal_nan=True)
     torch.testing.assert_close(case.value_cache, value_cache, atol=0, rtol=0, equal_nan=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from twofold.kernels.cpu import build, library
 from twofold.kernels.kernel_set import KernelSet
-from twofold.kernels.problems import PlainProblem
+from twofold.kernels.problems import KVWriteProblem, PlainProblem
 from twofold.platforms import select_platform
 
 
@@ -78,8 +78,9 @@ def test_without_a_compiler_torch_takes_over_with_one_log_line(monkeypatch):
     warnings: list[str] = []
     monkeypatch.setattr(library, "logger", SimpleNamespace(warning=lambda text, *args: warnings.append(text % args)))
     kernels = KernelSet(select_platform("cpu").spec)
-    for op in ("rms_norm", "rope", "write_kv"):
+    for op in ("rms_norm", "rope"):
         kernels.select(op, PlainProblem(torch.float32))
+    kernels.select("write_kv", KVWriteProblem(dtype=torch.float32, kv_dtype=torch.float32))
     library.load.cache_clear()
     assert [row["kernel"] for row in kernels.report()] == ["torch"] * 3
     assert "no C compiler found (looked for cc, gcc and clang" in kernels.report()[0]["refused"]

@@ -10,6 +10,7 @@ from attention_cases import make_case
 from twofold.kernels.cpu import attention, elementwise, fused
 from twofold.kernels.cpu.library import unavailable
 from twofold.kernels.kernel_set import KernelSet
+from twofold.kernels.kv_layout import KVCache
 from twofold.kernels.problems import AttentionProblem
 from twofold.platforms import select_platform
 
@@ -27,12 +28,12 @@ def test_rope_write_attend(lengths, head_size, rotary, window, soft_cap):
     table = torch.randn(400, rotary, generator=generator)
     positions = torch.randint(0, 400, (tokens,), generator=generator)
     caches = case.key_cache.clone(), case.value_cache.clone()
-    result = fused.rope_write_attend(qkv.clone(), table, positions, *caches, case.batch, 0.3, window, soft_cap)
+    result = fused.rope_write_attend(qkv.clone(), table, positions, KVCache(*caches), case.batch, 0.3, window, soft_cap)
 
     q, k, v = qkv.view(tokens, 10, head_size).split((6, 2, 2), dim=1)
     q, k = elementwise.rope(q, k, table, positions, False)
-    attention.write_kv(k, v, case.key_cache, case.value_cache, case.batch.slot_mapping)
-    expected = attention.paged_attention(q, case.key_cache, case.value_cache, case.batch, 0.3, window, soft_cap)
+    attention.write_kv(k, v, case.cache, case.batch.slot_mapping)
+    expected = attention.paged_attention(q, case.cache, case.batch, 0.3, window, soft_cap)
     assert torch.equal(result, expected.flatten(1))
     for cache, right in zip(caches, (case.key_cache, case.value_cache), strict=True):
         torch.testing.assert_close(cache, right, atol=0, rtol=0, equal_nan=True)

@@ -80,7 +80,7 @@ def test_gated_activations():
 def test_paged_attention(lengths, window, soft_cap):
     case = make_case(lengths, num_heads=6, num_kv_heads=2, head_size=8, block_size=16, seed=len(lengths))
     expected = expected_attention(case, 0.4, window, soft_cap).float()
-    arguments = (case.query, case.key_cache, case.value_cache, case.batch, 0.4, window, soft_cap)
+    arguments = (case.query, case.cache, case.batch, 0.4, window, soft_cap)
     torch.testing.assert_close(reference.paged_attention(*arguments), expected, atol=2e-5, rtol=1e-4)
     if not soft_cap:
         torch.testing.assert_close(sdpa_attention(*arguments), expected, atol=2e-5, rtol=1e-4)
@@ -90,7 +90,7 @@ def test_write_kv_reaches_the_slots_and_nothing_else():
     case = make_case([(3, 20), (1, 5)], num_heads=2, num_kv_heads=2, head_size=4, block_size=8)
     key, value = torch.full((4, 2, 4), 7.0), torch.full((4, 2, 4), 8.0)
     before = case.key_cache.clone()
-    reference.write_kv(key, value, case.key_cache, case.value_cache, case.batch.slot_mapping)
+    reference.write_kv(key, value, case.cache, case.batch.slot_mapping)
     flat = case.key_cache.reshape(-1, 2, 4)
     torch.testing.assert_close(flat[case.batch.slot_mapping], key)
     torch.testing.assert_close(case.value_cache.reshape(-1, 2, 4)[case.batch.slot_mapping], value)

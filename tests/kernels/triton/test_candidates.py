@@ -10,7 +10,7 @@ import pytest
 import torch
 from gpu_specs import gpu_spec
 from twofold.kernels.kernel_set import KernelSet
-from twofold.kernels.problems import AttentionProblem, LinearProblem, PlainProblem
+from twofold.kernels.problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainProblem
 from twofold.platforms.spec import DeviceSpec
 from twofold.quant.scheme import Dense, WeightOnly
 
@@ -23,8 +23,10 @@ LINEAR = LinearProblem(scheme=WeightOnly(4, 128), in_features=4096, out_features
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120", "gfx90a", "gfx942", "gfx1100", "gfx1201"])
 def test_gpus_of_both_vendors_get_native_kernels_for_every_hot_op(arch: str) -> None:
     kernels = KernelSet(gpu_spec(arch), strict=True)
-    for op in ("rms_norm", "add_rms_norm", "rope", "silu_and_mul", "gelu_and_mul", "write_kv"):
+    for op in ("rms_norm", "add_rms_norm", "rope", "silu_and_mul", "gelu_and_mul"):
         assert kernels.select_candidate(op, PlainProblem(torch.bfloat16)).name == "triton"
+    writes = KVWriteProblem(dtype=torch.bfloat16, kv_dtype=torch.bfloat16)
+    assert kernels.select_candidate("write_kv", writes).name == "triton"
     assert kernels.select_candidate("paged_attention", ATTENTION).name == "triton"
     assert kernels.select_candidate("linear", LINEAR).name == "triton"
 

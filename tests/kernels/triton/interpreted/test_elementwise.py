@@ -7,6 +7,7 @@ import torch
 from tolerance import assert_near
 from torch import Tensor
 from twofold.kernels import reference
+from twofold.kernels.kv_layout import KVCache
 from twofold.kernels.triton.activations import gelu_and_mul, silu_and_mul
 from twofold.kernels.triton.rms_norm import MAX_TILE, add_rms_norm, rms_norm
 from twofold.kernels.triton.rope import rope
@@ -97,14 +98,14 @@ def test_write_kv(dtype: torch.dtype, kv_heads: int, head_size: int, block_size:
     key, value = (randn(tokens, kv_heads, head_size, dtype=dtype, seed=seed) for seed in (1, 2))
     slots = torch.tensor([3, num_blocks * block_size - 1, 0, block_size])
     expected = [cache.clone() for cache in caches]
-    reference.write_kv(key, value, expected[0], expected[1], slots)
-    write_kv(key, value, caches[0], caches[1], slots)
+    reference.write_kv(key, value, KVCache(*expected), slots)
+    write_kv(key, value, KVCache(*caches), slots)
     assert all(torch.equal(got, want) for got, want in zip(caches, expected, strict=True))
 
 
 def test_write_kv_skips_negative_slots_and_converts(dtype: torch.dtype) -> None:
     caches = [torch.zeros(2, 16, 2, 64, dtype=torch.float16) for _ in range(2)]
     key = randn(2, 2, 64, dtype=dtype)
-    write_kv(key, key, caches[0], caches[1], torch.tensor([-1, 17]))
+    write_kv(key, key, KVCache(*caches), torch.tensor([-1, 17]))
     assert torch.equal(caches[0][1, 1], key[1].half())
     assert torch.count_nonzero(caches[1]) == torch.count_nonzero(key[1].half())

@@ -10,6 +10,7 @@ from tolerance import assert_near
 from torch import Tensor
 from twofold.kernels import reference
 from twofold.kernels.attention_batch import AttentionBatch
+from twofold.kernels.kv_layout import KVCache
 from twofold.kernels.triton.launch_table import AttentionLaunch
 from twofold.kernels.triton.paged_attention import launch_attention, num_splits, paged_attention
 
@@ -71,11 +72,11 @@ def check(
     query, scale = fused[:, 1:-1], head_size**-0.5
     # The definition takes whole blocks, so it is given the unowned tail as zeros.
     wide = [torch.nan_to_num(cache.double()) for cache in caches]
-    expected = reference.paged_attention(query.double(), *wide, batch, scale, window, soft_cap)
+    expected = reference.paged_attention(query.double(), KVCache(*wide), batch, scale, window, soft_cap)
     if launch is None:
-        actual = paged_attention(query, *caches, batch, scale, window, soft_cap)
+        actual = paged_attention(query, KVCache(*caches), batch, scale, window, soft_cap)
     else:
-        actual = launch_attention(query, *caches, batch, scale, window, soft_cap, launch, splits)
+        actual = launch_attention(query, KVCache(*caches), batch, scale, window, soft_cap, launch, splits)
     # tanh from an exponential has an absolute error of one unit of the cap.
     assert_near(actual, expected, factor=2.0 + soft_cap / 10)
 
@@ -150,8 +151,8 @@ def test_strides_of_every_kind() -> None:
     pool = torch.randn(2, 64, num_blocks, 2, 16, generator=torch.Generator().manual_seed(5))
     key, value = (half.permute(1, 3, 2, 0) for half in pool)
     query = torch.randn(3, 64, 4, generator=torch.Generator().manual_seed(6)).transpose(1, 2)
-    expected = reference.paged_attention(query.double(), key.double(), value.double(), batch, 0.125)
-    assert_near(paged_attention(query, key, value, batch, 0.125), expected)
+    expected = reference.paged_attention(query.double(), KVCache(key.double(), value.double()), batch, 0.125)
+    assert_near(paged_attention(query, KVCache(key, value), batch, 0.125), expected)
 
 
 def test_number_of_splits() -> None:
@@ -168,8 +169,8 @@ def test_large_scores_do_not_overflow() -> None:
     caches = [100 * make_cache(num_blocks, 16, 2, 64, torch.float16, seed) for seed in (1, 2)]
     query = 100 * torch.randn(4, 4, 64, generator=torch.Generator().manual_seed(1)).half()
     wide = [torch.nan_to_num(cache.double()) for cache in caches]
-    expected = reference.paged_attention(query.double(), *wide, batch, 0.125)
-    assert_near(paged_attention(query, *caches, batch, 0.125), expected, scale=100.0)
+    expected = reference.paged_attention(query.double(), KVCache(*wide), batch, 0.125)
+    assert_near(paged_attention(query, KVCache(*caches), batch, 0.125), expected, scale=100.0)
 
 
 @pytest.mark.slow

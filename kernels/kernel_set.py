@@ -12,7 +12,7 @@ from .report import LayerUse, report_rows
 from .torch_ops import register_torch_ops
 from .triton.candidates import register_triton_ops
 
-_HEAVY_OPS = ("linear", "paged_attention")
+_HEAVY_OPS = ("linear", "expert_linear", "paged_attention")
 
 
 def default_registry(spec: DeviceSpec) -> Registry:

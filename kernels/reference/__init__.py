@@ -10,10 +10,12 @@ from .activation_quantization import fake_quantize
 from .attention import hidden_positions, paged_attention
 from .elementwise import add_rms_norm, gelu_and_mul, linear, rms_norm, rope, silu_and_mul
 from .kv_cache import copy_blocks, write_kv
+from .moe import expert_linear, route
 
 __all__ = [
     "add_rms_norm",
     "copy_blocks",
+    "expert_linear",
     "fake_quantize",
     "gelu_and_mul",
     "hidden_positions",
@@ -21,6 +23,7 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "rope",
+    "route",
     "silu_and_mul",
     "write_kv",
 ]

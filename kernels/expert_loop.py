@@ -1,0 +1,109 @@
+"""Experts one after the other: each linear candidate also serves mixtures of experts, in every scheme it knows.
+
+The rows of a step are sorted by expert, and each expert that got some multiplies them with the linear kernel. Which
+experts these are must be known on the host, so a GPU waits here: this is the last resort there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..platforms.spec import DeviceSpec
+from ..quant.canonical import CanonicalWeight
+from .problems import ExpertLinearProblem, LinearProblem
+from .registry import Candidate, Quality, Registry
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoopedExperts:
+    """What the linear candidate prepared for each expert; ``out_features`` is N."""
+
+    weights: list[Any]
+    out_features: int
+
+
+def register_expert_loops(registry: Registry, spec: DeviceSpec) -> None:
+    """Append an ``expert_linear`` candidate for every linear one registered so far, in their order."""
+    for linear in registry.candidates("linear"):
+        quality = linear.quality if spec.device_type == "cpu" else Quality.REFERENCE
+        registry.register(
+            Candidate(
+                op="expert_linear",
+                name=f"loop_{linear.name}",
+                quality=quality,
+                can_run=_can_run(linear),
+                run=_run(linear),
+                prepare=_prepare(linear),
+                own_threads=linear.own_threads,
+                prepared_bytes=_prepared_bytes(linear),
+                shares_dense=linear.shares_dense,
+            )
+        )
+
+
+def linear_problem(problem: ExpertLinearProblem) -> LinearProblem:
+    """The product with one expert."""
+    return LinearProblem(
+        scheme=problem.scheme,
+        in_features=problem.in_features,
+        out_features=problem.out_features,
+        dtype=problem.dtype,
+    )
+
+
+def sort_by_expert(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, list[int]]:
+    """The choices (t * k + j) sorted by expert, and where each expert's begin, [E+1]; ids of -1 come before all."""
+    flat = expert_ids.reshape(-1)
+    starts = torch.bincount(flat + 1, minlength=num_experts + 1).cumsum(0).tolist()
+    assert len(starts) == num_experts + 1, f"an expert id is beyond the {num_experts} experts"
+    return torch.argsort(flat, stable=True), starts
+
+
+def weighted_sum(rows: Tensor, routing_weights: Tensor | None) -> Tensor:
+    """rows [T,k,N], or with ``routing_weights`` [T,k] their sum over k in float32 and in the order of k, [T,N]."""
+    if routing_weights is None:
+        return rows
+    total = rows[:, 0].float() * routing_weights[:, :1]
+    for choice in range(1, rows.shape[1]):
+        total.addcmul_(rows[:, choice].float(), routing_weights[:, choice : choice + 1])
+    return total.to(rows.dtype)
+
+
+def _can_run(linear: Candidate) -> Callable[[DeviceSpec, ExpertLinearProblem], str | None]:
+    return lambda spec, problem: linear.can_run(spec, linear_problem(problem))
+
+
+def _prepare(linear: Candidate) -> Callable[..., Any]:
+    prepare = linear.prepare
+    assert prepare is not None, f"linear candidate {linear.name} prepares no weight"
+
+    def prepare_each(weights: Sequence[CanonicalWeight], dtype: torch.dtype) -> LoopedExperts:
+        return LoopedExperts([prepare(weight, dtype) for weight in weights], weights[0].shape[0])
+
+    return prepare_each
+
+
+def _prepared_bytes(linear: Candidate) -> Callable[[ExpertLinearProblem, int], int] | None:
+    each = linear.prepared_bytes
+    if each is None:
+        return None
+    return lambda problem, stored: problem.num_experts * each(linear_problem(problem), stored // problem.num_experts)
+
+
+def _run(linear: Candidate) -> Callable[..., Tensor]:
+    def run(x: Tensor, experts: LoopedExperts, expert_ids: Tensor, routing_weights: Tensor | None = None) -> Tensor:
+        tokens, top_k = expert_ids.shape
+        order, starts = sort_by_expert(expert_ids, len(experts.weights))
+        inputs = x.reshape(-1, x.shape[-1])[order if x.dim() == 3 else order // top_k]
+        rows = x.new_zeros(tokens * top_k, experts.out_features)
+        for weight, start, end in zip(experts.weights, starts, starts[1:], strict=False):
+            if end > start:
+                rows[order[start:end]] = linear.run(inputs[start:end], weight, None)
+        return weighted_sum(rows.view(tokens, top_k, experts.out_features), routing_weights)
+
+    return run

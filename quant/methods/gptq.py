@@ -1,0 +1,268 @@
+"""GPTQ (arXiv:2210.17323): round column by column, and let the columns still to come make up for each error.
+
+Against the published algorithm: groups take their scales from weights that every error so far has reached, searched
+with the weight that each column has in the loss; columns may be ordered by importance without splitting a group
+(``order="group"``), so that the result needs no gather; and the target may be the output of the original model rather
+than of the layer on its quantized inputs (``correction``; the objective of arXiv:2504.02692, solved for the target).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..canonical import PackedWeight, dequantize
+from ..packing import pack
+from ..scheme import WeightOnly
+from .grid import GroupGrid, search_grid
+from .rtn import quantize_rtn
+from .statistics import InputStatistics
+
+ORDERS = ("none", "group", "static", "full")
+DAMPINGS = 6
+BLOCK = 128
+# A result that reproduces the outputs worse than rounding to nearest by more than this is not kept.
+WORST_AGAINST_RTN = 1.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPTQOptions:
+    """``order`` of the columns: ``none`` as they are; ``group`` groups by importance and columns within each; ``static``
+    columns by importance, scales fixed before; ``full`` columns by importance, groups cut in that order (act-order with
+    a gather). ``damping`` is a fraction of the mean of the Hessian's diagonal, raised tenfold while it is singular.
+    ``correction`` 0 to 1: how far the target moves towards the original model's output.
+    """
+
+    order: str = "group"
+    damping: float = 0.01
+    correction: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPTQResult:
+    """``error``: ||(W - Q) X|| / ||W X||. ``damping`` that was used. ``fallback``: why it was rounded to nearest instead."""
+
+    weight: PackedWeight
+    error: float
+    damping: float
+    fallback: str | None = None
+
+
+def quantize_gptq(
+    weight: Tensor, statistics: InputStatistics, scheme: WeightOnly, options: GPTQOptions | None = None
+) -> GPTQResult:
+    """Quantize ``weight`` [N, K] for the inputs in ``statistics``.
+
+    ValueError when the Hessian is not finite. A Hessian of zeros, or one that stays singular, gives round to nearest.
+    """
+    options = options or GPTQOptions()
+    hessian = statistics.hessian.to(_wide(weight))
+    if not bool(hessian.isfinite().all()):
+        raise ValueError("the calibration inputs hold NaN or infinity")
+    rounded = quantize_rtn(weight, scheme)
+    if not bool(hessian.any()):
+        return GPTQResult(weight=rounded, error=math.nan, damping=0.0, fallback="no calibration token reached it")
+    for damping in _dampings(options.damping, hessian):
+        result = _attempt(weight, hessian, statistics, scheme, replace(options, damping=damping))
+        if result is not None:
+            return _better(weight, hessian, result, rounded)
+    error = output_error(weight, rounded, hessian)
+    return GPTQResult(weight=rounded, error=error, damping=0.0, fallback="its Hessian stayed singular")
+
+
+def output_error(weight: Tensor, quantized: PackedWeight, hessian: Tensor) -> float:
+    """||(W - Q) X|| / ||W X|| from the Hessian [K, K] of the inputs."""
+    wanted = weight.to(hessian.dtype)
+    missed = dequantize(quantized).to(hessian) - wanted
+    return math.sqrt(max(_power(missed, hessian), 0.0) / max(_power(wanted, hessian), 1e-300))
+
+
+def _power(matrix: Tensor, hessian: Tensor) -> float:
+    return float(((matrix @ hessian) * matrix).sum())
+
+
+def _wide(weight: Tensor) -> torch.dtype:
+    # Consumer GPUs have next to no float64.
+    return torch.float64 if weight.device.type == "cpu" else torch.float32
+
+
+def _dampings(first: float, hessian: Tensor) -> list[float]:
+    """Amounts for the diagonal, rising."""
+    mean = float(hessian.diagonal().mean())
+    return [max(first, 1e-6 if step else 0.0) * 10.0**step * mean for step in range(DAMPINGS)]
+
+
+def _better(weight: Tensor, hessian: Tensor, result: GPTQResult, rounded: PackedWeight) -> GPTQResult:
+    plain = output_error(weight, rounded, hessian)
+    if result.error <= WORST_AGAINST_RTN * plain:
+        return result
+    reason = f"GPTQ's error {result.error:.4f} was above {plain:.4f}"
+    return replace(result, weight=rounded, error=plain, fallback=reason)
+
+
+def _attempt(
+    weight: Tensor, hessian: Tensor, statistics: InputStatistics, scheme: WeightOnly, options: GPTQOptions
+) -> GPTQResult | None:
+    """None while the damped Hessian has no Cholesky factor."""
+    dead = hessian.diagonal() <= 0
+    damped = hessian.clone()
+    damped.diagonal().add_(options.damping)
+    damped.diagonal()[dead] = 1.0
+    target = weight.to(damped.dtype)
+    if statistics.deviation is not None and options.correction:
+        solved = _solve(damped, statistics.deviation.to(damped))
+        if solved is None:
+            return None
+        target = target + options.correction * (target @ solved)
+    columns = _order(hessian.diagonal(), scheme, options.order)
+    factor = _inverse_factor(damped[columns][:, columns])
+    if factor is None:
+        return None
+    grids = _static_grids(target, scheme, dead) if options.order == "static" else None
+    sweep = _Sweep(target.T[columns].float().contiguous(), factor.float(), scheme, columns, dead[columns], grids)
+    sweep.run()
+    packed = sweep.packed(full=options.order == "full")
+    if not bool(dequantize(packed).isfinite().all()):
+        return None
+    return GPTQResult(weight=packed, error=output_error(weight, packed, hessian), damping=options.damping)
+
+
+def _solve(damped: Tensor, deviation: Tensor) -> Tensor | None:
+    """D H^-1 for the deviation D."""
+    factor, info = torch.linalg.cholesky_ex(damped)
+    return None if int(info) else torch.cholesky_solve(deviation.T, factor).T
+
+
+def _inverse_factor(damped: Tensor) -> Tensor | None:
+    """U upper triangular with U^T U = H^-1: row i says how column i's error spreads over later columns."""
+    factor, info = torch.linalg.cholesky_ex(damped)
+    if int(info):
+        return None
+    upper, info = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
+    return None if int(info) or not bool(upper.isfinite().all()) else upper
+
+
+def _order(importance: Tensor, scheme: WeightOnly, order: str) -> Tensor:
+    """The columns in the order they are rounded in."""
+    count = importance.shape[0]
+    if order == "none":
+        return torch.arange(count, device=importance.device)
+    by_importance = importance.argsort(descending=True, stable=True)
+    if order in ("full", "static"):
+        return by_importance
+    size = scheme.resolved_group_size(count)
+    groups = torch.arange(count, device=importance.device) // size
+    num_groups = scheme.num_groups(count)
+    totals = torch.zeros(num_groups, dtype=importance.dtype, device=importance.device).index_add_(0, groups, importance)
+    lengths = torch.bincount(groups, minlength=num_groups)
+    rank = (totals / lengths).argsort(descending=True, stable=True).argsort()
+    return by_importance[rank[groups[by_importance]].argsort(stable=True)]
+
+
+def _static_grids(target: Tensor, scheme: WeightOnly, dead: Tensor) -> GroupGrid:
+    """Grids of all groups before any column is rounded, [N, G, 1]."""
+    size = scheme.resolved_group_size(target.shape[1])
+    alive = target.float().masked_fill(dead, 0.0)
+    padded = torch.nn.functional.pad(alive, (0, -alive.shape[1] % size))
+    return search_grid(padded.unflatten(1, (-1, size)), scheme)
+
+
+class _Sweep:
+    """One pass over the columns of ``weight`` [K, N], in rounding order; ``factor`` is the inverse's [K, K]."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        factor: Tensor,
+        scheme: WeightOnly,
+        columns: Tensor,
+        dead: Tensor,
+        grids: GroupGrid | None,
+    ) -> None:
+        self._weight = weight
+        self._factor = factor
+        self._scheme = scheme
+        self._columns = columns
+        self._dead = dead
+        self._static = grids
+        self._size = scheme.resolved_group_size(weight.shape[0])
+        num_groups = scheme.num_groups(weight.shape[0])
+        shape = (num_groups, weight.shape[1])
+        self._scales = torch.empty(shape, device=weight.device)
+        self._zeros = torch.empty(shape, device=weight.device)
+        self._codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+        # Of each column in rounding order: the group whose grid it is rounded on.
+        self._groups = self._group_of_column().tolist()
+
+    def _group_of_column(self) -> Tensor:
+        if self._static is not None:
+            return self._columns // self._size
+        return torch.arange(len(self._columns), device=self._columns.device) // self._size
+
+    def run(self) -> None:
+        """Round every column."""
+        if self._static is not None:
+            self._scales, self._zeros = (
+                self._static.scale[..., 0].T.contiguous(),
+                self._static.zero[..., 0].T.contiguous(),
+            )
+        count = len(self._columns)
+        block = self._size * math.ceil(BLOCK / self._size) if self._size < count else BLOCK
+        if self._static is None and self._size >= count:
+            self._find_grid(0, count)
+        for start in range(0, count, block):
+            self._block(start, min(start + block, count))
+
+    def _block(self, start: int, end: int) -> None:
+        errors = torch.empty_like(self._weight[start:end])
+        for column in range(start, end):
+            if self._static is None and self._size < len(self._columns) and column % self._size == 0:
+                self._find_grid(column, min(column + self._size, len(self._columns)))
+            error = self._round(column)
+            errors[column - start] = error
+            self._weight[column + 1 : end].addr_(self._factor[column, column + 1 : end], error, alpha=-1)
+        self._weight[end:].addmm_(self._factor[start:end, end:].T, errors, alpha=-1)
+
+    def _round(self, column: int) -> Tensor:
+        """Fix the codes of one column; returns its error [N] in units of its factor."""
+        group = self._groups[column]
+        scale, zero = self._scales[group], self._zeros[group]
+        values = self._weight[column]
+        codes = torch.div(values, scale).round_().add_(zero).clamp_(0, 2**self._scheme.bits - 1)
+        self._codes[column] = codes
+        return codes.sub_(zero).mul_(scale).neg_().add_(values).div_(self._factor[column, column])
+
+    def _find_grid(self, start: int, end: int) -> None:
+        """The grid of the group [start, end) from its weights as they are now; dead columns have no say."""
+        values = self._weight[start:end].T.masked_fill(self._dead[start:end], 0.0)
+        importance = self._factor.diagonal()[start:end].square().reciprocal()
+        importance = (importance / importance.mean()).masked_fill(self._dead[start:end], 0.0)
+        grid = search_grid(values[:, None], self._scheme, importance)
+        self._scales[start // self._size], self._zeros[start // self._size] = grid.scale[:, 0, 0], grid.zero[:, 0, 0]
+
+    def packed(self, *, full: bool) -> PackedWeight:
+        """The rounded weight; ``full``: groups are those of the rounding order."""
+        scheme, count = self._scheme, len(self._columns)
+        group_size = -1 if self._size >= count else self._size
+        scales, zeros, codes, perm = self._scales, self._zeros, self._codes, None
+        if full and group_size != -1:
+            perm = self._columns.to(torch.int32)
+        else:
+            codes = torch.empty_like(codes)
+            codes[self._columns] = self._codes
+            if self._static is None:
+                # Rounding order keeps groups whole: its g-th group is this one of the matrix.
+                place = self._columns[:: self._size] // self._size
+                scales, zeros = torch.empty_like(scales), torch.empty_like(zeros)
+                scales[place], zeros[place] = self._scales, self._zeros
+        return PackedWeight(
+            scheme=WeightOnly(scheme.bits, group_size, scheme.symmetric, act_order=perm is not None),
+            shape=(codes.shape[1], count),
+            qweight=pack(codes.T.contiguous(), scheme.bits),
+            scales=scales.T.to(torch.float16).contiguous(),
+            zeros=None if scheme.symmetric else zeros.T.to(torch.uint8).contiguous(),
+            perm=perm,
+        )

@@ -1,0 +1,101 @@
+"""Scales and zero points for groups of weights: the least squared error over a search of clipped ranges.
+
+A group's largest value need not be representable: clipping it gives the others a finer grid. For each group the range
+is shrunk step by step, the codes are rounded, and the scale of least error wins; least-squares steps then fit that
+scale to the codes that it produced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..scheme import WeightOnly
+
+# Smallest fraction of a group's range that is tried, by bits: the fewer levels, the more clipping pays.
+SMALLEST_RANGE = {2: 0.4, 3: 0.55, 4: 0.7, 8: 0.975}
+STEP = 0.025
+NUM_FITS = 2
+# Scales are stored in float16; a smaller one would round to zero and lose its group.
+SMALLEST_SCALE = 2.0**-24
+LARGEST_SCALE = 65504.0
+
+
+@dataclass(slots=True)
+class GroupGrid:
+    """A candidate per group: scale and zero [N, G, 1]."""
+
+    scale: Tensor
+    zero: Tensor
+
+    def levels(self, groups: Tensor, top: int) -> Tensor:
+        """Codes minus zero, [N, G, group]."""
+        return (groups / self.scale).round_().add_(self.zero).clamp_(0, top).sub_(self.zero)
+
+    def take_better(self, other: GroupGrid, error: Tensor, other_error: Tensor) -> Tensor:
+        """Adopt ``other`` in the groups where its error is less; returns the errors that remain."""
+        better = other_error < error
+        self.scale = torch.where(better, other.scale, self.scale)
+        self.zero = torch.where(better, other.zero, self.zero)
+        return torch.where(better, other_error, error)
+
+
+def search_grid(groups: Tensor, scheme: WeightOnly, importance: Tensor | None = None) -> GroupGrid:
+    """The grid of each group in ``groups`` [N, G, group].
+
+    ``importance`` [..., G, group] weighs the squared errors; None: all alike.
+    """
+    top = 2**scheme.bits - 1
+    best: GroupGrid | None = None
+    best_error = torch.empty(0)
+    for candidate in _candidates(groups, scheme, top):
+        error = _squared_error(groups, candidate, top, importance)
+        if best is None:
+            best, best_error = candidate, error
+        else:
+            best_error = best.take_better(candidate, best_error, error)
+    assert best is not None
+    for _ in range(NUM_FITS):
+        fitted = _fitted(groups, best, top, importance)
+        best_error = best.take_better(fitted, best_error, _squared_error(groups, fitted, top, importance))
+    return best
+
+
+def _candidates(groups: Tensor, scheme: WeightOnly, top: int) -> Iterator[GroupGrid]:
+    fractions = [1 - index * STEP for index in range(round((1 - SMALLEST_RANGE[scheme.bits]) / STEP) + 1)]
+    if scheme.symmetric:
+        # The grid reaches one step further below its zero than above: point that end at the largest value, or away.
+        middle = 2 ** (scheme.bits - 1)
+        scale = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -middle
+        zero = torch.full_like(scale, middle)
+        for fraction in fractions:
+            yield from (GroupGrid(_storable(scale * sign * fraction), zero.clone()) for sign in (1.0, -1.0))
+        return
+    low = groups.amin(-1, keepdim=True).clamp(max=0.0)
+    high = groups.amax(-1, keepdim=True).clamp(min=0.0)
+    for fraction in fractions:
+        scale = _storable((high - low) * (fraction / top))
+        yield GroupGrid(scale, (-low * fraction / scale).round().clamp(0, top))
+
+
+def _fitted(groups: Tensor, grid: GroupGrid, top: int, importance: Tensor | None) -> GroupGrid:
+    """The scale that fits the grid's codes best: a least-squares line through zero."""
+    levels = grid.levels(groups, top)
+    weighted = levels if importance is None else levels * importance
+    power = (weighted * levels).sum(-1, keepdim=True)
+    scale = (weighted * groups).sum(-1, keepdim=True) / power.clamp(min=torch.finfo(power.dtype).tiny)
+    return GroupGrid(torch.where(power > 0, _storable(scale), grid.scale), grid.zero)
+
+
+def _storable(scale: Tensor) -> Tensor:
+    """Round to what float16 holds, away from zero and infinity, keeping the sign."""
+    magnitude = scale.abs().clamp(SMALLEST_SCALE, LARGEST_SCALE).to(torch.float16).float()
+    return torch.where(scale < 0, -magnitude, magnitude)
+
+
+def _squared_error(groups: Tensor, grid: GroupGrid, top: int, importance: Tensor | None) -> Tensor:
+    error = (grid.levels(groups, top).mul_(grid.scale) - groups).square_()
+    return (error if importance is None else error.mul_(importance)).sum(-1, keepdim=True)

@@ -30,10 +30,13 @@ WORST_AGAINST_RTN = 1.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTQOptions:
-    """``order`` of the columns: ``none`` as they are; ``group`` groups by importance and columns within each; ``static``
-    columns by importance, scales fixed before; ``full`` columns by importance, groups cut in that order (act-order with
-    a gather). ``damping`` is a fraction of the mean of the Hessian's diagonal, raised tenfold while it is singular.
-    ``correction`` 0 to 1: how far the target moves towards the original model's output.
+    """How to round.
+
+    ``order``       of the columns: ``none`` as they are; ``group`` whole groups by importance and columns within each;
+                    ``static`` columns by importance, scales fixed before; ``full`` columns by importance and groups cut
+                    in that order (act-order with a gather).
+    ``damping``     fraction of the mean of the Hessian's diagonal, raised tenfold while it is singular.
+    ``correction``  0 to 1: how far the target moves towards the original model's output.
     """
 
     order: str = "group"
@@ -43,7 +46,7 @@ class GPTQOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTQResult:
-    """``error``: ||(W - Q) X|| / ||W X||. ``damping`` that was used. ``fallback``: why it was rounded to nearest instead."""
+    """``error``: ||(W - Q) X|| / ||W X||; ``damping`` as used; ``fallback``: why it was rounded to nearest instead."""
 
     weight: PackedWeight
     error: float
@@ -158,7 +161,10 @@ def _order(importance: Tensor, scheme: WeightOnly, order: str) -> Tensor:
     num_groups = scheme.num_groups(count)
     totals = torch.zeros(num_groups, dtype=importance.dtype, device=importance.device).index_add_(0, groups, importance)
     lengths = torch.bincount(groups, minlength=num_groups)
-    rank = (totals / lengths).argsort(descending=True, stable=True).argsort()
+    means = totals / lengths
+    if count % size:
+        means[-1] = -1.0  # A short group stays last: the others start at multiples of their size.
+    rank = means.argsort(descending=True, stable=True).argsort()
     return by_importance[rank[groups[by_importance]].argsort(stable=True)]
 
 
@@ -205,10 +211,7 @@ class _Sweep:
     def run(self) -> None:
         """Round every column."""
         if self._static is not None:
-            self._scales, self._zeros = (
-                self._static.scale[..., 0].T.contiguous(),
-                self._static.zero[..., 0].T.contiguous(),
-            )
+            self._scales, self._zeros = (part[..., 0].T for part in (self._static.scale, self._static.zero))
         count = len(self._columns)
         block = self._size * math.ceil(BLOCK / self._size) if self._size < count else BLOCK
         if self._static is None and self._size >= count:

@@ -6,24 +6,37 @@ to the input's dtype. Shape legend in attention_batch.py.
 
 from __future__ import annotations
 
-from .activation_quantization import fake_quantize
+from .activation_quantization import fake_quantize, quantize_activation
 from .attention import hidden_positions, paged_attention
 from .elementwise import add_rms_norm, gelu_and_mul, linear, rms_norm, rope, silu_and_mul
 from .kv_cache import copy_blocks, write_kv
 from .moe import expert_linear, route
+from .scaled_matmul import (
+    add_rms_norm_quantized,
+    gelu_and_mul_quantized,
+    rms_norm_quantized,
+    scaled_matmul,
+    silu_and_mul_quantized,
+)
 
 __all__ = [
     "add_rms_norm",
+    "add_rms_norm_quantized",
     "copy_blocks",
     "expert_linear",
     "fake_quantize",
     "gelu_and_mul",
+    "gelu_and_mul_quantized",
     "hidden_positions",
     "linear",
     "paged_attention",
+    "quantize_activation",
     "rms_norm",
+    "rms_norm_quantized",
     "rope",
     "route",
+    "scaled_matmul",
     "silu_and_mul",
+    "silu_and_mul_quantized",
     "write_kv",
 ]

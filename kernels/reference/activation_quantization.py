@@ -1,7 +1,8 @@
 """Quantized activations in plain torch: the definition of right for schemes that quantize the input of a product.
 
-``fake_quantize`` rounds the input to what the quantized type can hold and gives it back in its own dtype; the product
-with the dequantized weight is then what an exact kernel for the scheme computes, up to the order of its sums.
+``quantize_activation`` gives codes and scales, as an 8-bit product takes them. ``fake_quantize`` rounds the input to
+what the quantized type can hold and gives it back in its own dtype; the product with the dequantized weight is then
+what an exact kernel for the scheme computes, up to the order of its sums.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from ...platforms.fp8 import fp8_max
 from ...quant.fp4 import FP4_MAX, round_fp4
 from ...quant.scheme import Activation, Element
+from ..quantized_input import QuantizedInput
 
 # Half the span of the 255 steps between -128 and 127: compressed-tensors (and so llm-compressor's calibration) scales
 # symmetric int8 values to it, so that the largest one clips by half a step. Other engines scale to 127.
@@ -36,11 +38,63 @@ def fake_quantize(x: Tensor, how: Activation, scale: Tensor | None = None, zero:
     fp4 without powers of two (NVFP4)  group scale = e4m3(scale * amax / 6) / scale.
     """
     wide = x.float()
+    if how.group_size == 0 and how.dynamic:
+        return _whole(wide.reshape(1, -1), how, scale, zero).view(x.shape).to(x.dtype)
     if how.group_size <= 0:
         return _whole(wide, how, scale, zero).to(x.dtype)
     columns = x.shape[-1]
     groups = F.pad(wide, (0, -columns % how.group_size)).unflatten(-1, (-1, how.group_size))
     return _whole(groups, how, scale, zero).flatten(-2)[..., :columns].to(x.dtype)
+
+
+def quantize_activation(
+    x: Tensor,
+    how: Activation,
+    scale: Tensor | None = None,
+    zero: Tensor | None = None,
+    *,
+    codes_dtype: torch.dtype | None = None,
+) -> QuantizedInput:
+    """The codes and scales of ``fake_quantize`` for x [T,K] and an 8-bit type.
+
+    ``codes_dtype`` is int8, for fp8 e4m3fn (the default), e4m3fnuz, or a wider float that holds e4m3fn's values. In
+    e4m3fnuz a code means half as much and scales are twice as large, static ones by the caller, for the same values.
+    """
+    assert how.bits == 8, f"{how} has no 8-bit codes"
+    kind = codes_dtype or (torch.int8 if how.element is Element.INT8 else _FP8)
+    columns, wide = x.shape[-1], x.float()
+    size = how.group_size if how.group_size > 0 else columns
+    rows = wide.flatten()[None] if how.group_size == 0 else F.pad(wide, (0, -columns % size)).unflatten(-1, (-1, size))
+    if how.dynamic:
+        scale, zero = _dynamic_scale(rows, how, kind)
+    assert scale is not None, f"{how} needs a stored scale"
+    groups = -(-columns // size)
+    codes = _codes(rows, kind, scale, zero).reshape(x.shape[0], groups * size)[:, :columns].contiguous()
+    shape = (1, 1) if how.group_size == 0 else (x.shape[0], groups)
+    whole = None if zero is None else zero.reshape(shape).to(torch.int32)
+    return QuantizedInput(codes, scale.float().reshape(shape), whole, how, x.dtype)
+
+
+def _dynamic_scale(rows: Tensor, how: Activation, kind: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    if rows.numel() == 0:
+        rows = rows.new_zeros((*rows.shape[:-1], 1))
+    if how.element is Element.INT8:
+        return _int8_scale(rows, how.symmetric)
+    if how.power_of_two:
+        return _power_of_two_scale(rows, 7 if kind is torch.float8_e4m3fnuz else 8), None
+    return _amax(rows) / _limit(kind), None
+
+
+def _codes(rows: Tensor, kind: torch.dtype, scale: Tensor, zero: Tensor | None) -> Tensor:
+    if kind is torch.int8:
+        return (rows / scale + (0.0 if zero is None else zero)).round().clamp(-128, 127).to(kind)
+    limit = _limit(kind)
+    values = (rows / scale).clamp(-limit, limit)
+    return values.to(kind) if kind.itemsize == 1 else values.to(_FP8).to(kind)
+
+
+def _limit(kind: torch.dtype) -> float:
+    return fp8_max(kind if kind.itemsize == 1 else _FP8)
 
 
 def _whole(x: Tensor, how: Activation, scale: Tensor | None, zero: Tensor | None) -> Tensor:

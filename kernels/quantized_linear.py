@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from ..platforms.spec import DeviceSpec
-from ..quant.canonical import CanonicalWeight, DenseWeight, EightBitWeight, PackedWeight, dequantize, int8_as_packed
+from ..quant.canonical import CanonicalWeight, DenseWeight, dequantize
 from ..quant.scheme import Activation, Dense, Int8, LowBit, Scheme, WeightOnly, activation_of
 from . import reference
 from .cpu import linear as cpu_linear
 from .cpu.library import unavailable
 from .problems import LinearProblem, dtype_name
 from .reference import fake_quantize
-from .registry import Candidate, Quality, Registry
+from .registry import Assembly, Candidate, Quality, Registry
 
 Prepare = Callable[[CanonicalWeight, torch.dtype], Any]
 Run = Callable[[Tensor, Any, Tensor | None], Tensor]
@@ -44,7 +44,7 @@ class RoundedInput:
 def register_quantized_ops(registry: Registry, spec: DeviceSpec) -> None:
     """Append the candidates, best first."""
     if spec.device_type == "cpu":
-        _register(registry, "c_low_bit_emulated", _packed_in_c, prepare_packed, cpu_linear.run_low_bit)
+        _register(registry, "c_low_bit_emulated", _packed_in_c, cpu_linear.prepare_low_bit, cpu_linear.run_low_bit)
         _register(registry, "c_dense_emulated", _dense_in_c, cpu_linear.prepare_dense, cpu_linear.run_dense)
         _register(registry, "c_dense_dequantized", _dense_in_c, cpu_linear.prepare_dense, cpu_linear.run_dense, False)
     else:
@@ -74,6 +74,7 @@ def _register(
             prepare=_with_input(prepare) if emulates else prepare,
             own_threads=run in (cpu_linear.run_low_bit, cpu_linear.run_dense),
             prepared_bytes=_PREPARED_BYTES.get(prepare),
+            assemble=_assembly_of(prepare, emulates=emulates),
         )
     )
 
@@ -85,6 +86,32 @@ def _with_input(prepare: Prepare) -> Prepare:
         return RoundedInput(prepare(weight, dtype), activation, weight.input_scale, weight.input_zero)
 
     return prepare_rounded
+
+
+class RoundingAssembly:
+    """The assembly of a weight whose input is rounded; all its parts have the same static scale."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+        self._input: tuple[Activation, Tensor | None, Tensor | None] | None = None
+
+    def put(self, first_row: int, part: CanonicalWeight) -> None:
+        """Rows ``first_row`` and following become those of ``part``."""
+        activation = activation_of(part.scheme)
+        assert activation is not None and not isinstance(part, DenseWeight), f"{part.scheme} rounds no input"
+        self._input = (activation, part.input_scale, part.input_zero)
+        self._assembly.put(first_row, part)
+
+    def finish(self) -> RoundedInput:
+        assert self._input is not None, "a weight has parts"
+        return RoundedInput(self._assembly.finish(), *self._input)
+
+
+def _assembly_of(prepare: Prepare, *, emulates: bool) -> Callable[[LinearProblem], Assembly] | None:
+    kind = _ASSEMBLIES.get(prepare)
+    if kind is None or not emulates:
+        return kind
+    return lambda problem: RoundingAssembly(kind(problem))
 
 
 def _rounding(run: Run) -> Run:
@@ -99,14 +126,6 @@ def prepare_dense(weight: CanonicalWeight, dtype: torch.dtype) -> Tensor:
     if isinstance(weight, DenseWeight):
         return weight.weight.to(dtype).contiguous()
     return dequantize(weight, dtype).contiguous()
-
-
-def prepare_packed(weight: CanonicalWeight, dtype: torch.dtype) -> cpu_linear.LowBitPanels:
-    """Integer weights for the C kernel that reads packed ones."""
-    if isinstance(weight, EightBitWeight):
-        weight = int8_as_packed(weight)
-    assert isinstance(weight, PackedWeight), f"{weight.scheme} is not made of integers"
-    return cpu_linear.prepare_low_bit(weight, dtype)
 
 
 def keep(weight: CanonicalWeight, dtype: torch.dtype) -> CanonicalWeight:
@@ -126,8 +145,13 @@ def expanded_bytes(problem: LinearProblem, stored: int) -> int:
 
 _PREPARED_BYTES: dict[Prepare, Callable[[LinearProblem, int], int]] = {
     prepare_dense: expanded_bytes,
-    prepare_packed: cpu_linear.low_bit_bytes,
+    cpu_linear.prepare_low_bit: cpu_linear.low_bit_bytes,
     cpu_linear.prepare_dense: cpu_linear.dense_bytes,
+}
+
+_ASSEMBLIES: dict[Prepare, Callable[[LinearProblem], Assembly]] = {
+    cpu_linear.prepare_low_bit: cpu_linear.LowBitAssembly,
+    cpu_linear.prepare_dense: cpu_linear.DenseAssembly,
 }
 
 

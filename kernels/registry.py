@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import UnsupportedError
 from ..platforms.spec import DeviceSpec
@@ -24,6 +24,18 @@ class Quality(str, enum.Enum):
     REFERENCE = "reference"
 
 
+class Assembly(Protocol):
+    """A prepared weight that is filled part by part along N, so that only one part is in memory beside it."""
+
+    def put(self, first_row: int, part: Any) -> None:
+        """Rows ``first_row`` and following become those of a canonical weight, which may be a view."""
+        ...
+
+    def finish(self) -> Any:
+        """What ``prepare`` gives for the whole weight; every row has been put."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One implementation of an operation.
@@ -34,6 +46,7 @@ class Candidate:
 
     ``prepared_bytes(problem, stored)`` (linear only) is the memory of a prepared weight, ``stored`` the canonical one's
     bytes; None: as many. ``shares_dense``: ``prepare`` takes a dense weight of the problem's dtype as it is.
+    ``assemble(problem)`` (linear only) begins a weight that is prepared part by part; None: it is prepared as a whole.
     """
 
     op: str
@@ -45,6 +58,7 @@ class Candidate:
     own_threads: bool = False
     prepared_bytes: Callable[[Any, int], int] | None = None
     shares_dense: bool = False
+    assemble: Callable[[Any], Assembly] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,7 @@ def register_cpu_ops(registry: Registry) -> None:
             run=linear.run_dense,
             prepare=linear.prepare_dense,
             prepared_bytes=linear.dense_bytes,
+            assemble=linear.DenseAssembly,
             own_threads=True,
         )
     )
@@ -80,6 +81,7 @@ def register_cpu_ops(registry: Registry) -> None:
             run=linear.run_low_bit,
             prepare=linear.prepare_low_bit,
             prepared_bytes=linear.low_bit_bytes,
+            assemble=linear.LowBitAssembly,
             own_threads=True,
         )
     )

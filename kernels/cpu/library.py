@@ -15,12 +15,13 @@ from .build import BuildError, library_path
 logger = get_logger(__name__)
 
 _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_float
+_U = ctypes.c_uint32
 
 _SIGNATURES: dict[str, list[type]] = {
     "twofold_set_threads_cell": [_P],
     "twofold_advise_large_pages": [_P, _N],
     "twofold_panel_width": [],
-    "twofold_pack_panels": [_P, _N, _N, _N, _P],
+    "twofold_pack_rows": [_P, _I, _N, _N, _N, _N, _U, _P, _P, _P, _N, _P],
     "twofold_linear_dense": [_P, _N, _N, _N, _N, _P, _P, _P, _N],
     "twofold_linear_low_bit": [_P, _N, _N, _N, _N, _P, _P, _P, _N, _N, _N, _I, _P, _P, _N],
     "twofold_paged_attention": [_P, _P, _P, _P, _P, _P, _P, _P, _F, _F],

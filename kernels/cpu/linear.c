@@ -348,25 +348,3 @@ void twofold_linear_low_bit(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, 
                        codes, scales, zeros, words, groups, group_size, bits, 0};
     run(&p);
 }
-
-struct packing {
-    const int32_t *source;
-    int32_t *panels;
-    ptrdiff_t rows, columns, stride;
-};
-
-static void pack_panels(void *arg, ptrdiff_t first, ptrdiff_t last) {
-    const struct packing *p = arg;
-    for (ptrdiff_t panel = first; panel < last; panel++)
-        for (ptrdiff_t k = 0; k < p->columns; k++)
-            for (int lane = 0; lane < PANEL; lane++) {
-                ptrdiff_t row = panel * PANEL + lane;
-                p->panels[(panel * p->columns + k) * PANEL + lane] = row < p->rows ? p->source[row * p->stride + k] : 0;
-            }
-}
-
-/* 32-bit source [rows, columns] -> panels [ceil(rows/PANEL)][columns][PANEL], padded with zeros. */
-void twofold_pack_panels(const int32_t *source, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t stride, int32_t *panels) {
-    struct packing p = {source, panels, rows, columns, stride};
-    team_run(pack_panels, &p, (rows + PANEL - 1) / PANEL, team_grain(PIECE_WORK, columns * PANEL));
-}

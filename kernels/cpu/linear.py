@@ -1,54 +1,27 @@
-"""Linear layers in C, float32 sums: dense and packed 2-, 4- and 8-bit weights in one panel layout.
+"""Linear layers in C, float32 sums: dense and packed 2-, 4- and 8-bit weights in one panel layout (``panels``).
 
-A panel holds PANEL output features side by side (32 with AVX-512), for each input feature in turn, so one pass streams
-the weights once in order. Low-bit results equal those of the dequantized matrix bit for bit.
+Low-bit results equal those of the dequantized matrix bit for bit.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ...quant.canonical import CanonicalWeight, DenseWeight, PackedWeight, dequantize
+from ...quant.canonical import CanonicalWeight
 from ...quant.packing import num_words
 from ...quant.scheme import Int8
 from ..problems import LinearProblem
-from . import weight_memory
 from .library import functions
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DensePanels:
-    """``panels`` float32 [ceil(N/PANEL), K, PANEL]."""
-
-    panels: Tensor
-    pointer: int
-    in_features: int
-    out_features: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LowBitPanels:
-    """``codes`` int32 [ceil(N/PANEL), words, PANEL], ``scales`` float32 and ``zeros`` uint8 or None [.., G, PANEL]."""
-
-    codes: Tensor
-    scales: Tensor
-    zeros: Tensor | None
-    perm: Tensor | None
-    group_size: int
-    bits: int
-    in_features: int
-    out_features: int
+from .panels import DenseAssembly, DensePanels, LowBitAssembly, LowBitPanels
 
 
 def prepare_dense(weight: CanonicalWeight, dtype: torch.dtype) -> DensePanels:
-    """Pack a weight into panels of float32, dequantizing it first where it is packed."""
-    matrix = weight.weight if isinstance(weight, DenseWeight) else dequantize(weight, torch.float32)
-    panels = _pack(matrix.to(torch.float32))
-    return DensePanels(panels, panels.data_ptr(), matrix.shape[1], matrix.shape[0])
+    """Pack a weight into panels of float32, dequantizing it on the way where it is quantized."""
+    return _assemble(DenseAssembly, weight, dtype)
 
 
 def run_dense(x: Tensor, weight: DensePanels, bias: Tensor | None = None) -> Tensor:
@@ -69,24 +42,17 @@ def run_dense(x: Tensor, weight: DensePanels, bias: Tensor | None = None) -> Ten
     return y
 
 
-def prepare_low_bit(weight: PackedWeight, dtype: torch.dtype) -> LowBitPanels:
-    """Lay codes, scales and zeros out in panels."""
-    zeros = None
-    if weight.zeros is not None:
-        width = functions.twofold_panel_width()
-        padded = F.pad(weight.zeros.to(torch.uint8), (0, 0, 0, -weight.shape[0] % width))
-        panels = padded.view(-1, width, weight.num_groups).transpose(1, 2)
-        zeros = weight_memory.empty(tuple(panels.shape), torch.uint8).copy_(panels)
-    return LowBitPanels(
-        codes=_pack(weight.qweight),
-        scales=_pack(weight.scales.to(torch.float32)),
-        zeros=zeros,
-        perm=None if weight.perm is None else weight.perm.long(),
-        group_size=weight.group_size,
-        bits=weight.scheme.bits,
-        in_features=weight.shape[1],
-        out_features=weight.shape[0],
-    )
+def prepare_low_bit(weight: CanonicalWeight, dtype: torch.dtype) -> LowBitPanels:
+    """Lay codes, scales and zeros of a packed or an int8 weight out in panels."""
+    return _assemble(LowBitAssembly, weight, dtype)
+
+
+def _assemble(kind: Callable[[LinearProblem], Any], weight: CanonicalWeight, dtype: torch.dtype) -> Any:
+    rows, columns = weight.shape
+    problem = LinearProblem(scheme=weight.scheme, in_features=columns, out_features=rows, dtype=dtype)
+    assembly = kind(problem)
+    assembly.put(0, weight)
+    return assembly.finish()
 
 
 def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> Tensor:
@@ -134,16 +100,6 @@ def low_bit_bytes(problem: LinearProblem, stored: int) -> int:
 def _padded_rows(rows: int) -> int:
     width = int(functions.twofold_panel_width())
     return -(-rows // width) * width
-
-
-def _pack(matrix: Tensor) -> Tensor:
-    """[N, C] of 32-bit elements -> [ceil(N/PANEL), C, PANEL], padded with zeros."""
-    matrix = matrix.contiguous()
-    width = functions.twofold_panel_width()
-    rows, columns = matrix.shape
-    panels = weight_memory.empty((-(-rows // width), columns, width), matrix.dtype)
-    functions.twofold_pack_panels(matrix.data_ptr(), rows, columns, columns, panels.data_ptr())
-    return panels
 
 
 def _rows(x: Tensor, bias: Tensor | None, in_features: int) -> tuple[Tensor, int]:

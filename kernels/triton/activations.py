@@ -17,6 +17,20 @@ from .runtime import device_arch
 
 
 @triton.jit
+def activate(gate: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+    """``silu``, ``gelu`` (erf) or ``gelu_tanh`` of float32 values."""
+    if ACTIVATION == "silu":
+        activated = gate / (1.0 + tl.exp(-gate))
+    elif ACTIVATION == "gelu_tanh":
+        # 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3)
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        activated = gate / (1.0 + tl.exp(-inner))
+    else:
+        activated = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    return activated
+
+
+@triton.jit
 def act_and_mul_kernel(
     x_ptr: tl.tensor,
     out_ptr: tl.tensor,
@@ -31,14 +45,7 @@ def act_and_mul_kernel(
     gate_ptr = x_ptr + row * x_row_stride + index
     gate = tl.load(gate_ptr, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    if ACTIVATION == "silu":
-        activated = gate / (1.0 + tl.exp(-gate))
-    elif ACTIVATION == "gelu_tanh":
-        # 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3)
-        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-        activated = gate / (1.0 + tl.exp(-inner))
-    else:
-        activated = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    activated = activate(gate, ACTIVATION)
     tl.store(out_ptr + row * columns + index, (activated * up).to(out_ptr.dtype.element_ty), mask=mask)
 
 

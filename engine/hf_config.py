@@ -1,85 +1,21 @@
-"""From a Hugging Face config dictionary to a ModelConfig: families, defaults and checks."""
+"""From a Hugging Face config dictionary to a ModelConfig: defaults and checks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError, UnsupportedError
-from .model_config import ModelConfig, RopeConfig
+from . import layer_windows
+from .config_values import choice, number, size
+from .families import FAMILIES, ExpertFamily, Family
+from .model_config import ExpertsConfig, ModelConfig
+from .rope_config import parse_rope, parse_ropes
+
+__all__ = ["FAMILIES", "parse_config", "parse_rope"]
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
-ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("float32", "float16", "bfloat16")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """What an architecture adds to the common decoder, and the values its config class assumes when a key is absent.
-
-    ``windows(raw, num_layers)`` gives the sliding window of each layer.
-    """
-
-    model_type: str
-    windows: Callable[[dict[str, Any], int], tuple[int | None, ...]]
-    qkv_bias: bool = False
-    reads_attention_bias: bool = False
-    reads_mlp_bias: bool = False
-    qk_norm: bool = False
-    head_size: int | None = None
-    num_kv_heads: int | None = None
-
-
-def _no_windows(raw: dict[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    return (None,) * num_layers
-
-
-def _mistral_windows(raw: dict[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    return (raw.get("sliding_window", 4096),) * num_layers
-
-
-def _qwen_windows(raw: dict[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    window = raw.get("sliding_window", 4096) if raw.get("use_sliding_window", False) else None
-    layer_types = raw.get("layer_types")
-    if layer_types is None:
-        first = raw.get("max_window_layers", 28)
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    return _typed_windows(layer_types, window, num_layers)
-
-
-def _ministral_windows(raw: dict[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    window = raw.get("sliding_window")
-    default = ["sliding_attention" if window is not None else "full_attention"] * num_layers
-    return _typed_windows(raw.get("layer_types") or default, window, num_layers)
-
-
-def _typed_windows(layer_types: list[str], window: int | None, num_layers: int) -> tuple[int | None, ...]:
-    unknown = sorted(set(layer_types) - {"full_attention", "sliding_attention"})
-    if unknown:
-        raise UnsupportedError(f"layer_types names {unknown[0]!r}; served are full_attention and sliding_attention")
-    if len(layer_types) != num_layers:
-        raise ConfigError(f"layer_types has {len(layer_types)} entries for num_hidden_layers {num_layers}")
-    if window is None and "sliding_attention" in layer_types:
-        raise ConfigError("layer_types names sliding_attention but no sliding_window is in use")
-    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
-
-
-FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(model_type="llama", windows=_no_windows, reads_attention_bias=True, reads_mlp_bias=True),
-    "MistralForCausalLM": Family(model_type="mistral", windows=_mistral_windows, num_kv_heads=8),
-    "MinistralForCausalLM": Family(model_type="ministral", windows=_ministral_windows, num_kv_heads=8),
-    "Qwen2ForCausalLM": Family(model_type="qwen2", windows=_qwen_windows, qkv_bias=True, num_kv_heads=32),
-    "Qwen3ForCausalLM": Family(
-        model_type="qwen3",
-        windows=_qwen_windows,
-        reads_attention_bias=True,
-        qk_norm=True,
-        head_size=128,
-        num_kv_heads=32,
-    ),
-}
 
 
 def parse_config(
@@ -106,33 +42,46 @@ def _build(
 ) -> ModelConfig:
     architecture = _architecture(raw)
     family = FAMILIES[architecture]
-    hidden, heads = _size(raw, "hidden_size"), _size(raw, "num_attention_heads")
-    layers = _size(raw, "num_hidden_layers")
-    kv_heads = _size(raw, "num_key_value_heads", _kv_default(raw, family, heads))
-    head_size = _size(raw, "head_dim", family.head_size or _even_split(hidden, heads))
+    _refuse_variants(raw)
+    hidden, heads = size(raw, "hidden_size"), size(raw, "num_attention_heads")
+    layers = size(raw, "num_hidden_layers")
+    kv_heads = size(raw, "num_key_value_heads", _kv_default(raw, family, heads))
+    head_size = size(raw, "head_dim", family.head_size or _even_split(hidden, heads))
     if heads % kv_heads:
         raise ConfigError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     attention_bias = family.reads_attention_bias and bool(raw.get("attention_bias", False))
+    soft_caps = _soft_caps(raw, family)
+    rope, local_rope = parse_ropes(raw, head_size, family.rope_theta, family.local_theta)
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_size(raw, "vocab_size"),
+        vocab_size=size(raw, "vocab_size"),
         hidden_size=hidden,
-        intermediate_size=_size(raw, "intermediate_size"),
+        intermediate_size=size(raw, "intermediate_size"),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_size=head_size,
-        norm_eps=_number(raw, "rms_norm_eps", 1e-6),
-        rope=parse_rope(raw, head_size),
-        max_position_embeddings=_size(raw, "max_position_embeddings"),
-        layer_windows=_check_windows(family.windows(raw, layers)),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=family.qkv_bias or attention_bias,
+        norm_eps=number(raw, "rms_norm_eps", family.norm_eps),
+        rope=rope,
+        local_rope=local_rope,
+        max_position_embeddings=size(raw, "max_position_embeddings"),
+        layer_windows=layer_windows.check(family.windows(raw, layers)),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", family.tied)),
+        qkv_bias=_qkv_bias(raw, family) or attention_bias,
         output_bias=attention_bias,
         mlp_bias=family.reads_mlp_bias and bool(raw.get("mlp_bias", False)),
         qk_norm=family.qk_norm,
-        hidden_act=_choice(raw, "hidden_act", ACTIVATIONS, "silu"),
-        dtype=_dtype(raw),
+        joint_qk_norm=family.joint_qk_norm,
+        hidden_act=_activation(raw, family),
+        norm_offset=family.norm_offset,
+        post_norms=family.post_norms,
+        embedding_scale=hidden**0.5 if family.scales_embedding else 1.0,
+        query_scalar=_query_scalar(raw, family, head_size),
+        attention_soft_cap=soft_caps[0],
+        logit_soft_cap=soft_caps[1],
+        fused_projections=family.fused_projections,
+        experts=None if family.experts is None else _experts(raw, family.experts, layers),
+        dtype=_dtype(raw, family),
         eos_token_ids=_eos_ids(raw, generation, tokenizer_eos),
         quantization=quantization,
         generation={key: generation[key] for key in GENERATION_KEYS if generation.get(key) is not None},
@@ -148,6 +97,13 @@ def _architecture(raw: dict[str, Any]) -> str:
     return str(name)
 
 
+def _refuse_variants(raw: dict[str, Any]) -> None:
+    if raw.get("use_bidirectional_attention"):
+        raise UnsupportedError("use_bidirectional_attention is true; served is causal attention")
+    if raw.get("clip_qkv") is not None:
+        raise UnsupportedError(f"clip_qkv is {raw['clip_qkv']!r}; served are models that do not clip (null)")
+
+
 def _kv_default(raw: dict[str, Any], family: Family, heads: int) -> int:
     """An explicit null means as many as query heads; an absent key means the family's own default."""
     return heads if "num_key_value_heads" in raw or family.num_kv_heads is None else family.num_kv_heads
@@ -161,44 +117,71 @@ def _even_split(hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def _size(raw: dict[str, Any], key: str, default: int | None = None) -> int:
-    value = raw.get(key)
-    if value is None:
-        value = default
-    if value is None:
-        raise ConfigError(f"{key} is missing")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{key} is {value!r}; it must be a whole number of at least 1")
-    return value
+def _qkv_bias(raw: dict[str, Any], family: Family) -> bool:
+    return bool(raw.get("qkv_bias", family.qkv_bias)) if family.reads_qkv_bias else family.qkv_bias
 
 
-def _number(raw: dict[str, Any], key: str, default: float | None = None) -> float:
-    value = raw.get(key)
-    if value is None:
-        value = default
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ConfigError(f"{key} is {value!r}; it must be a number above 0")
-    return float(value)
+def _activation(raw: dict[str, Any], family: Family) -> str:
+    """Gemma's configs call it hidden_activation; its first ones say hidden_act gelu and mean the tanh form of it."""
+    if family.activation == "silu":
+        return choice(raw, "hidden_act", ACTIVATIONS, "silu")
+    if raw.get("hidden_activation") is not None:
+        return choice(raw, "hidden_activation", ACTIVATIONS, family.activation)
+    name = choice(raw, "hidden_act", ACTIVATIONS, family.activation)
+    return family.activation if name == "gelu" else name
 
 
-def _choice(raw: dict[str, Any], key: str, choices: tuple[str, ...], default: str) -> str:
-    value = raw.get(key, default)
-    if value not in choices:
-        raise UnsupportedError(f"{key} is {value!r}; served are {', '.join(choices)}")
-    return str(value)
+def _query_scalar(raw: dict[str, Any], family: Family, head_size: int) -> float:
+    if family.query_scalar is None:
+        return float(head_size)
+    return number(raw, "query_pre_attn_scalar", family.query_scalar)
 
 
-def _dtype(raw: dict[str, Any]) -> str:
+def _soft_caps(raw: dict[str, Any], family: Family) -> tuple[float, float]:
+    """Caps of attention scores and of logits; 0.0 is none."""
+    if family.soft_caps is None:
+        return 0.0, 0.0
+    keys = ("attn_logit_softcapping", "final_logit_softcapping")
+    values = {key: raw.get(key, default) for key, default in zip(keys, family.soft_caps, strict=True)}
+    scores, logits = (0.0 if values[key] is None else number(values, key) for key in keys)
+    return scores, logits
+
+
+def _experts(raw: dict[str, Any], family: ExpertFamily, num_layers: int) -> ExpertsConfig | None:
+    stored = raw.get("num_local_experts")
+    num_experts = raw.get("num_experts", family.num_experts) if stored is None else stored
+    if num_experts == 0:
+        return None
+    count = size({"num_experts": num_experts}, "num_experts")
+    top_k = size(raw, "num_experts_per_tok", family.top_k)
+    if top_k > count:
+        raise ConfigError(f"num_experts_per_tok is {top_k}, but there are {count} experts")
+    renormalize = raw.get("norm_topk_prob", False) if family.renormalizes is None else family.renormalizes
+    shared = family.shared_size
+    return ExpertsConfig(
+        num_experts=count,
+        top_k=top_k,
+        intermediate_size=size(raw, family.size_key, family.size),
+        renormalize=bool(renormalize),
+        layers=_expert_layers(raw, num_layers),
+        shared_size=None if shared is None else size(raw, "shared_expert_intermediate_size", shared),
+        block=family.block,
+        projections=family.projections,
+    )
+
+
+def _expert_layers(raw: dict[str, Any], num_layers: int) -> tuple[bool, ...]:
+    """Which layers have experts: every ``decoder_sparse_step``-th but those of ``mlp_only_layers``."""
+    plain, step = set(raw.get("mlp_only_layers") or ()), size(raw, "decoder_sparse_step", 1)
+    return tuple(layer not in plain and (layer + 1) % step == 0 for layer in range(num_layers))
+
+
+def _dtype(raw: dict[str, Any], family: Family) -> str:
     value = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     name = str(value).removeprefix("torch.")
+    if name == "float16" and family.avoids_float16:
+        return "bfloat16"
     return name if name in DTYPES else "float32"
-
-
-def _check_windows(windows: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    for window in windows:
-        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-            raise ConfigError(f"sliding_window is {window!r}; it must be a whole number of at least 1, or null")
-    return windows
 
 
 def _eos_ids(raw: dict[str, Any], generation: dict[str, Any], tokenizer_eos: int | None) -> frozenset[int]:
@@ -208,37 +191,3 @@ def _eos_ids(raw: dict[str, Any], generation: dict[str, Any], tokenizer_eos: int
             if token_id is not None:
                 ids.add(int(token_id))
     return frozenset(ids)
-
-
-def parse_rope(raw: dict[str, Any], head_size: int) -> RopeConfig:
-    """Rotary embedding from ``rope_parameters``, or from the older ``rope_theta`` and ``rope_scaling``."""
-    options = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    if any(isinstance(value, dict) for value in options.values()):
-        raise UnsupportedError("rope_parameters differ by layer type, which is not served")
-    kind = options.pop("rope_type", None) or options.pop("type", None) or "default"
-    options.pop("type", None)
-    if kind not in ROPE_KINDS:
-        raise UnsupportedError(f"rope_type is {kind!r}; served are {', '.join(ROPE_KINDS)}")
-    theta = options.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0
-    partial = options.pop("partial_rotary_factor", None) or raw.get("partial_rotary_factor") or 1.0
-    rotary = int(head_size * _number({"partial_rotary_factor": partial}, "partial_rotary_factor"))
-    if rotary % 2 or not 0 < rotary <= head_size:
-        raise ConfigError(f"rotary size is {rotary}; it must be even and at most head_dim {head_size}")
-    if kind == "default":
-        return RopeConfig(theta=_number({"rope_theta": theta}, "rope_theta"), rotary_size=rotary)
-    _check_rope_options(kind, options, raw)
-    return RopeConfig(
-        theta=_number({"rope_theta": theta}, "rope_theta"), kind=kind, rotary_size=rotary, options=options
-    )
-
-
-def _check_rope_options(kind: str, options: dict[str, Any], raw: dict[str, Any]) -> None:
-    """Fill in the pretraining length and check that every number that the kind needs is there."""
-    if kind in ("yarn", "llama3"):
-        fallback = options.get("original_max_position_embeddings", raw.get("max_position_embeddings"))
-        options["original_max_position_embeddings"] = raw.get("original_max_position_embeddings") or fallback
-    if kind == "yarn" and options.get("factor") is None:
-        options["factor"] = raw["max_position_embeddings"] / options["original_max_position_embeddings"]
-    needed = ["factor"] + (["low_freq_factor", "high_freq_factor"] if kind == "llama3" else [])
-    for key in needed:
-        _number(options, key)

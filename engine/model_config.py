@@ -22,11 +22,40 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """Mixtures of experts in place of the feed-forward layers for which ``layers`` says so.
+
+    ``intermediate_size`` is one expert's. ``renormalize``: the weights of the ``top_k`` chosen experts are made to add
+    up to 1. ``shared_size``: the width of an expert that every token goes through, under a gate of its own.
+    ``block`` and ``projections`` (gate, up, down) are the names in the checkpoint.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    renormalize: bool
+    layers: tuple[bool, ...]
+    shared_size: int | None = None
+    block: str = "mlp"
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+
+    @property
+    def width(self) -> int:
+        """Intermediate features that one token passes through in such a layer."""
+        return self.top_k * self.intermediate_size + (self.shared_size or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """One decoder-only transformer.
 
     ``layer_windows`` has one entry per layer: the sliding window in tokens (a token sees itself and window-1 before),
-    or None for full attention. ``eos_token_ids`` joins config.json, generation_config.json and the tokenizer.
+    or None for full attention. ``local_rope`` is the rotary embedding of layers with a window, where it is another one.
+    ``qk_norm``: queries and keys are normalized, each head by itself or (``joint_qk_norm``) all heads together.
+    ``norm_offset`` is added to every norm's weight; ``post_norms``: the outputs of attention and feed-forward layer are
+    normalized too. Attention scores are scaled by ``query_scalar ** -0.5`` (None: the head size). Soft caps are 0.0
+    where there are none. ``fused_projections``: q, k and v, and gate and up, are one tensor each in the checkpoint.
+    ``eos_token_ids`` joins config.json, generation_config.json and the tokenizer.
     ``generation`` holds the sampling defaults that the model's authors ship (temperature, top_k, ...).
     """
 
@@ -47,11 +76,33 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    joint_qk_norm: bool = False
     hidden_act: str = "silu"
+    local_rope: RopeConfig | None = None
+    norm_offset: float = 0.0
+    post_norms: bool = False
+    embedding_scale: float = 1.0
+    query_scalar: float | None = None
+    attention_soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
+    fused_projections: bool = False
+    experts: ExpertsConfig | None = None
     dtype: str = "float32"
     eos_token_ids: frozenset[int] = frozenset()
     quantization: dict[str, Any] | None = None
     generation: dict[str, Any] = field(default_factory=dict)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer's feed-forward part is a mixture of experts."""
+        return self.experts is not None and self.experts.layers[layer]
+
+    @property
+    def mlp_width(self) -> int:
+        """Intermediate features per token of the widest feed-forward layer."""
+        if self.experts is None:
+            return self.intermediate_size
+        mixed = self.experts.width if any(self.experts.layers) else 0
+        return mixed if all(self.experts.layers) else max(mixed, self.intermediate_size)
 
 
 def raw_config(files: ModelFiles) -> dict[str, Any]:

@@ -14,7 +14,11 @@ from .rope import RotaryEmbedding, Rotation
 
 
 class Attention:
-    """``qkv`` [(H+2G)D,K] and ``output`` [K,HD]; ``q_norm`` and ``k_norm`` normalize each head if the model does so."""
+    """``qkv`` [(H+2G)D,K] and ``output`` [K,HD]; scores are q.k times ``scale``.
+
+    ``q_norm`` and ``k_norm`` normalize queries and keys if the model does so: each head with weights [D], or all heads
+    of a token together with weights [HD] and [GD].
+    """
 
     def __init__(
         self,
@@ -23,6 +27,7 @@ class Attention:
         rope: RotaryEmbedding,
         problem: AttentionProblem,
         kernels: KernelSet,
+        scale: float,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
     ) -> None:
@@ -32,7 +37,7 @@ class Attention:
         self._problem = problem
         self._q_norm = q_norm
         self._k_norm = k_norm
-        self._scale = problem.head_size**-0.5
+        self._scale = scale
         self._attend = kernels.select("paged_attention", problem)
         self._write_kv = kernels.select("write_kv", KVWriteProblem(dtype=problem.dtype, kv_dtype=problem.kv_dtype))
         self._fused = None if q_norm or k_norm else kernels.select_fused("rope_write_attend", problem)
@@ -55,4 +60,4 @@ class Attention:
 
 
 def _norm_heads(x: Tensor, norm: RMSNorm) -> Tensor:
-    return norm(x.reshape(-1, x.shape[-1])).view(x.shape)
+    return norm(x.reshape(-1, norm.weight.shape[0])).view(x.shape)

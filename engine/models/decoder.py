@@ -1,4 +1,4 @@
-"""The pre-norm decoder of Llama, Mistral, Qwen2 and Qwen3; the config says which parts a model has."""
+"""The decoder of every family: pre-norm layers of attention and feed-forward; the config says which parts they have."""
 
 from __future__ import annotations
 
@@ -9,25 +9,30 @@ from torch import Tensor
 
 from ...kernels.attention_batch import AttentionBatch
 from ...kernels.kv_layout import KVCache
-from ...kernels.problems import AttentionProblem
-from ..layers.attention import Attention
 from ..layers.embedding import Head
-from ..layers.mlp import GatedMLP, gated_activation
-from ..layers.norm import RMSNorm
 from ..layers.rope import RotaryEmbedding, Rotation
 from ..model_config import ModelConfig
 from ..weights.loader import Loader
+from .blocks import attention, feed_forward, norm
 
 
 class DecoderLayer:
-    """``x += attention(norm(x)); x += mlp(norm(x))``, with each sum fused into the norm that follows it."""
+    """``x += attention(norm(x)); x += mlp(norm(x))``, with each sum fused into the norm that follows it.
+
+    With ``post_norms`` the outputs of attention and feed-forward layer are normalized before they are added.
+    """
 
     def __init__(self, config: ModelConfig, index: int, block_size: int, rope: RotaryEmbedding, loader: Loader) -> None:
         prefix = f"model.layers.{index}"
-        self._attention_norm = loader.norm(f"{prefix}.input_layernorm", config.hidden_size, config.norm_eps)
-        self._attention = _attention(config, index, block_size, rope, loader)
-        self._mlp_norm = loader.norm(f"{prefix}.post_attention_layernorm", config.hidden_size, config.norm_eps)
-        self._mlp = _mlp(config, f"{prefix}.mlp", loader)
+        mlp_norm = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
+        self._attention_norm = norm(config, f"{prefix}.input_layernorm", loader)
+        self._attention = attention(config, index, block_size, rope, loader)
+        self._mlp_norm = norm(config, f"{prefix}.{mlp_norm}", loader)
+        self._mlp = feed_forward(config, index, loader)
+        self._after_attention = self._after_mlp = None
+        if config.post_norms:
+            self._after_attention = norm(config, f"{prefix}.post_attention_layernorm", loader)
+            self._after_mlp = norm(config, f"{prefix}.post_feedforward_layernorm", loader)
 
     def __call__(
         self,
@@ -43,8 +48,11 @@ class DecoderLayer:
         else:
             normed, residual = self._attention_norm.add(x, residual)
         mixed = self._attention(normed, rotation, kv_cache, batch)
+        if self._after_attention is not None:
+            mixed = self._after_attention(mixed)
         normed, residual = self._mlp_norm.add(mixed, residual)
-        return self._mlp(normed), residual
+        out = self._mlp(normed)
+        return out if self._after_mlp is None else self._after_mlp(out), residual
 
 
 class Decoder:
@@ -64,21 +72,22 @@ class Decoder:
         self.kv_heads = config.num_kv_heads
         self.head_size = config.head_size
         self.num_layers = config.num_layers
-        rope = RotaryEmbedding(
-            config.rope, config.max_position_embeddings, num_positions, loader.dtype, loader.device, loader.kernels
+        self._ropes = _ropes(config, num_positions, loader)
+        self._rope_of = [int(window is not None and len(self._ropes) > 1) for window in config.layer_windows]
+        self._embedding = loader.embedding(
+            "model.embed_tokens", config.vocab_size, config.hidden_size, config.embedding_scale
         )
-        self._embedding = loader.embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
-        self._rope = rope
         self._layers = []
-        for index in range(config.num_layers):
-            self._layers.append(DecoderLayer(config, index, block_size, rope, loader))
+        for index, rope in enumerate(self._rope_of):
+            self._layers.append(DecoderLayer(config, index, block_size, self._ropes[rope], loader))
             if progress is not None:
                 progress(index + 1, config.num_layers)
-        self._norm: RMSNorm = loader.norm("model.norm", config.hidden_size, config.norm_eps)
+        self._norm = norm(config, "model.norm", loader)
         if config.tie_word_embeddings:
-            self._head = Head(loader.tied_head("lm_head", self._embedding))
+            head = loader.tied_head("lm_head", self._embedding)
         else:
-            self._head = Head(loader.linear({"lm_head": config.vocab_size}, config.hidden_size, bias=False))
+            head = loader.linear({"lm_head": config.vocab_size}, config.hidden_size, bias=False)
+        self._head = Head(head, config.logit_soft_cap)
         self.weight_bytes = loader.weight_bytes
         self.memory_bytes = loader.memory_bytes
         self.kv_scales = loader.kv_scales
@@ -86,9 +95,9 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], batch: AttentionBatch) -> Tensor:
         x, residual = self._embedding(input_ids), None
-        rotation = self._rope.rotation(positions, batch)
-        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
-            x, residual = layer(x, residual, rotation, kv_cache, batch)
+        rotations = [rope.rotation(positions, batch) for rope in self._ropes]
+        for layer, rope, kv_cache in zip(self._layers, self._rope_of, kv_caches, strict=True):
+            x, residual = layer(x, residual, rotations[rope], kv_cache, batch)
         assert residual is not None, "a decoder has at least one layer"
         return self._norm.add(x, residual)[0]
 
@@ -97,33 +106,10 @@ class Decoder:
         return self._head(hidden)
 
 
-def _attention(config: ModelConfig, index: int, block_size: int, rope: RotaryEmbedding, loader: Loader) -> Attention:
-    prefix = f"model.layers.{index}.self_attn"
-    hidden, size = config.hidden_size, config.head_size
-    q_size, kv_size = config.num_heads * size, config.num_kv_heads * size
-    qkv = {f"{prefix}.q_proj": q_size, f"{prefix}.k_proj": kv_size, f"{prefix}.v_proj": kv_size}
-    problem = AttentionProblem(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_size=size,
-        block_size=block_size,
-        dtype=loader.dtype,
-        kv_dtype=loader.dtype,
-        sliding_window=config.layer_windows[index],
-    )
-    norms = [loader.norm(f"{prefix}.{name}", size, config.norm_eps) for name in ("q_norm", "k_norm") if config.qk_norm]
-    return Attention(
-        loader.linear(qkv, hidden, bias=config.qkv_bias),
-        loader.linear({f"{prefix}.o_proj": hidden}, q_size, bias=config.output_bias),
-        rope,
-        problem,
-        loader.kernels,
-        *norms,
-    )
-
-
-def _mlp(config: ModelConfig, prefix: str, loader: Loader) -> GatedMLP:
-    hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-    gate_up = loader.linear({f"{prefix}.gate_proj": inner, f"{prefix}.up_proj": inner}, hidden, bias=bias)
-    down = loader.linear({f"{prefix}.down_proj": hidden}, inner, bias=bias)
-    return GatedMLP(gate_up, down, gated_activation(config.hidden_act, loader.dtype, loader.kernels))
+def _ropes(config: ModelConfig, num_positions: int, loader: Loader) -> list[RotaryEmbedding]:
+    """The rotary embedding, and a second one where layers with a window have their own."""
+    configs = [config.rope] if config.local_rope is None else [config.rope, config.local_rope]
+    length = config.max_position_embeddings
+    return [
+        RotaryEmbedding(rope, length, num_positions, loader.dtype, loader.device, loader.kernels) for rope in configs
+    ]

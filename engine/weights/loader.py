@@ -6,7 +6,6 @@ the checkpoint has beyond that is reported.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +16,7 @@ from ...errors import CheckpointError, UnsupportedError
 from ...kernels.kernel_set import KernelSet
 from ...kernels.problems import LinearProblem
 from ...log import get_logger
-from ...quant.canonical import CanonicalWeight, DenseWeight, merge
+from ...quant.canonical import CanonicalWeight, DenseWeight
 from ...quant.formats import Format
 from ...quant.formats.dtypes import is_plain
 from ...quant.kv_scales import describe_kv_scales, read_kv_scales
@@ -26,6 +25,7 @@ from ..layers.embedding import Embedding
 from ..layers.linear import Linear, LinearPart, prepare_part
 from ..layers.norm import RMSNorm
 from .checkpoint import Checkpoint
+from .linear_stack import LinearStack, outline_of
 
 logger = get_logger(__name__)
 
@@ -68,23 +68,21 @@ class Loader:
         ``bias`` says that the model has biases. A stored bias is used in any case, an absent one of a quantized module
         is zero.
         """
-        weights, biases = [], []
-        for module, rows in out_features.items():
-            weights.append(self._weight(module, (rows, in_features)))
-            biases.append(self._bias(module, rows, required=bias))
-        merged, names = merge(weights), list(out_features)
-        if len(merged) == 1:
-            return Linear([self._part(layer_class(names), merged[0], _stack_biases(biases, weights))])
-        parts = zip(names, merged, biases, strict=True)
-        return Linear([self._part(layer_class([name]), weight, bias) for name, weight, bias in parts])
+        for module in out_features:
+            self._fill(module)
+        linear = self._stacked(out_features, in_features, bias=bias)
+        if linear is not None:
+            return Linear([linear])
+        parts = [self._stacked({name: rows}, in_features, bias=bias) for name, rows in out_features.items()]
+        return Linear([part for part in parts if part is not None])
 
-    def norm(self, module: str, size: int, eps: float) -> RMSNorm:
-        """An RMS norm over ``size`` features."""
-        return RMSNorm(self._plain(f"{module}.weight", (size,)), eps, self.kernels)
+    def norm(self, module: str, size: int, eps: float, offset: float = 0.0) -> RMSNorm:
+        """An RMS norm over ``size`` features; ``offset`` is added to its weights."""
+        return RMSNorm(self._plain(f"{module}.weight", (size,)), eps, self.kernels, offset)
 
-    def embedding(self, module: str, vocab_size: int, size: int) -> Embedding:
-        """The token embedding [V,K]."""
-        return Embedding(self._plain(f"{module}.weight", (vocab_size, size)))
+    def embedding(self, module: str, vocab_size: int, size: int, scale: float = 1.0) -> Embedding:
+        """The token embedding [V,K], whose rows are multiplied by ``scale``."""
+        return Embedding(self._plain(f"{module}.weight", (vocab_size, size)), scale)
 
     def tied_head(self, module: str, embedding: Embedding) -> Linear:
         """The head of a model that ties it to the embedding; a stored head that says something else wins.
@@ -120,16 +118,18 @@ class Loader:
             return False
         if stored != [f"{module}.weight"]:
             return True
-        copy = self.checkpoint.get(stored[0]).to(device=self.device, dtype=self.dtype)
-        return not torch.equal(copy, embedding.weight)
+        if self.checkpoint.shape(stored[0]) != tuple(embedding.weight.shape):
+            return True
+        for first, rows in self.checkpoint.rows(stored[0]):
+            ours = embedding.weight[first : first + rows.shape[0]]
+            if not torch.equal(rows.to(device=self.device, dtype=self.dtype), ours):
+                return True
+        return False
 
     def _weight(self, module: str, shape: tuple[int, int]) -> CanonicalWeight:
         self._fill(module)
         weight = self._format.load(self.checkpoint, module, self.dtype)
-        if weight.shape != shape:
-            raise CheckpointError(
-                f"{module} in {self.checkpoint.path} is {list(weight.shape)}; the config asks for {list(shape)}"
-            )
+        self._check_shape(module, weight.shape, shape)
         return weight
 
     def _bias(self, module: str, rows: int, *, required: bool) -> Tensor | None:
@@ -142,10 +142,45 @@ class Loader:
             raise CheckpointError(f"{name} in {self.checkpoint.path} is {list(bias.shape)}; {module} has {rows} rows")
         return None if bias is None else bias.to(self.device)
 
-    def _part(self, layer: str, weight: CanonicalWeight, bias: Tensor | None) -> LinearPart:
-        weight = _to_device(weight, self.device)
-        self.weight_bytes += weight.nbytes + (0 if bias is None else bias.nbytes)
-        return self._prepare(layer, weight, bias)
+    def _stacked(self, out_features: Mapping[str, int], in_features: int, *, bias: bool) -> LinearPart | None:
+        """One matrix of all modules, read straight into place; None where they cannot share one."""
+        stack = LinearStack(self.kernels, self.dtype, self.device, sum(out_features.values()))
+        for module, rows in out_features.items():
+            if not self._put(stack, module, (rows, in_features)):
+                return None
+        outline, prepared = stack.finish()
+        biases = [self._bias(module, rows, required=bias) for module, rows in out_features.items()]
+        joined = _stack_biases(biases, list(out_features.values()))
+        num_bytes = 0 if joined is None else joined.nbytes
+        self.weight_bytes += outline.nbytes + num_bytes
+        self.memory_bytes += num_bytes
+        rows, columns = outline.shape
+        problem = LinearProblem(scheme=outline.scheme, in_features=columns, out_features=rows, dtype=self.dtype)
+        self._record(layer_class(list(out_features)), problem, outline.nbytes)
+        return LinearPart(self.kernels.select("linear", problem), prepared, joined)
+
+    def _put(self, stack: LinearStack, module: str, shape: tuple[int, int]) -> bool:
+        """Read a module into the stack, a plain one a few rows at a time; False where it does not fit there."""
+        name = self._format.plain_tensor(self.checkpoint, module)
+        if name is None:
+            weight = self._format.load_as_stored(self.checkpoint, module, self.dtype)
+            self._check_shape(module, weight.shape, shape)
+            if not stack.begin(outline_of(weight, self.dtype)):
+                return False
+            stack.put(0, weight)
+            return True
+        self._check_shape(module, self.checkpoint.shape(name), shape)
+        if not stack.begin(DenseWeight(torch.empty(shape, dtype=self.dtype, device="meta"))):
+            return False
+        for first, rows in self.checkpoint.rows(name):
+            stack.put(first, DenseWeight(rows))
+        return True
+
+    def _check_shape(self, module: str, stored: tuple[int, ...], shape: tuple[int, int]) -> None:
+        if stored != shape:
+            raise CheckpointError(
+                f"{module} in {self.checkpoint.path} is {list(stored)}; the config asks for {list(shape)}"
+            )
 
     def _prepare(self, layer: str, weight: CanonicalWeight, bias: Tensor | None, *, shared: bool = False) -> LinearPart:
         """``shared``: the matrix has another user, so that a kernel which takes it as it is costs nothing."""
@@ -167,9 +202,10 @@ class Loader:
 
     def _plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
         self._fill(name)
-        tensor = self.checkpoint.get(name)
-        self._check_plain(name, tensor.dtype, tuple(tensor.shape), shape)
-        tensor = tensor.to(device=self.device, dtype=self.dtype)
+        self._check_plain(name, self.checkpoint.dtype(name), self.checkpoint.shape(name), shape)
+        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
+        for first, rows in self.checkpoint.rows(name):
+            tensor[first : first + rows.shape[0]].copy_(rows)
         self.weight_bytes += tensor.nbytes
         self.memory_bytes += tensor.nbytes
         return tensor
@@ -195,18 +231,10 @@ def layer_class(modules: Sequence[str]) -> str:
     return "+".join([first, *(other.rpartition(".")[2] for other in others)])
 
 
-def _stack_biases(biases: list[Tensor | None], weights: list[CanonicalWeight]) -> Tensor | None:
-    """One bias for stacked modules, zeros where a module has none."""
+def _stack_biases(biases: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | None:
+    """One bias for stacked modules of so many rows, zeros where a module has none."""
     first = next((bias for bias in biases if bias is not None), None)
     if first is None:
         return None
-    rows = [
-        first.new_zeros(weight.shape[0]) if bias is None else bias for bias, weight in zip(biases, weights, strict=True)
-    ]
+    rows = [first.new_zeros(size) if bias is None else bias for bias, size in zip(biases, sizes, strict=True)]
     return torch.cat(rows)
-
-
-def _to_device(weight: CanonicalWeight, device: torch.device) -> CanonicalWeight:
-    values = {field.name: getattr(weight, field.name) for field in dataclasses.fields(weight)}
-    moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
-    return dataclasses.replace(weight, **moved)  # type: ignore[arg-type]

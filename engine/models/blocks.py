@@ -1,0 +1,73 @@
+"""The parts of a decoder layer, as the config says: attention, feed-forward layer, mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ...kernels.problems import AttentionProblem
+from ..layers.attention import Attention
+from ..layers.mlp import GatedMLP, gated_activation
+from ..layers.norm import RMSNorm
+from ..layers.rope import RotaryEmbedding
+from ..model_config import ModelConfig
+from ..weights.loader import Loader
+
+FeedForward = Callable[[Tensor], Tensor]
+
+
+def norm(config: ModelConfig, module: str, loader: Loader) -> RMSNorm:
+    """A norm of the hidden states."""
+    return loader.norm(module, config.hidden_size, config.norm_eps, config.norm_offset)
+
+
+def attention(config: ModelConfig, index: int, block_size: int, rope: RotaryEmbedding, loader: Loader) -> Attention:
+    """The attention of one layer."""
+    prefix = f"model.layers.{index}.self_attn"
+    hidden, size = config.hidden_size, config.head_size
+    q_size, kv_size = config.num_heads * size, config.num_kv_heads * size
+    qkv = {f"{prefix}.q_proj": q_size, f"{prefix}.k_proj": kv_size, f"{prefix}.v_proj": kv_size}
+    if config.fused_projections:
+        qkv = {f"{prefix}.qkv_proj": q_size + 2 * kv_size}
+    problem = AttentionProblem(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=size,
+        block_size=block_size,
+        dtype=loader.dtype,
+        kv_dtype=loader.dtype,
+        sliding_window=config.layer_windows[index],
+        soft_cap=config.attention_soft_cap,
+    )
+    norm_sizes = (q_size, kv_size) if config.joint_qk_norm else (size, size)
+    norms = [
+        loader.norm(f"{prefix}.{name}", width, config.norm_eps, config.norm_offset)
+        for name, width in zip(("q_norm", "k_norm"), norm_sizes, strict=True)
+        if config.qk_norm
+    ]
+    return Attention(
+        loader.linear(qkv, hidden, bias=config.qkv_bias),
+        loader.linear({f"{prefix}.o_proj": hidden}, q_size, bias=config.output_bias),
+        rope,
+        problem,
+        loader.kernels,
+        (config.query_scalar or size) ** -0.5,
+        *norms,
+    )
+
+
+def feed_forward(config: ModelConfig, index: int, loader: Loader) -> FeedForward:
+    """The feed-forward layer of one layer, or its mixture of experts."""
+    return gated_mlp(config, f"model.layers.{index}.mlp", config.intermediate_size, loader)
+
+
+def gated_mlp(config: ModelConfig, prefix: str, inner: int, loader: Loader) -> GatedMLP:
+    """``inner`` intermediate features."""
+    hidden, bias = config.hidden_size, config.mlp_bias
+    parts = {f"{prefix}.gate_proj": inner, f"{prefix}.up_proj": inner}
+    if config.fused_projections:
+        parts = {f"{prefix}.gate_up_proj": 2 * inner}
+    gate_up = loader.linear(parts, hidden, bias=bias)
+    down = loader.linear({f"{prefix}.down_proj": hidden}, inner, bias=bias)
+    return GatedMLP(gate_up, down, gated_activation(config.hidden_act, loader.dtype, loader.kernels))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import activations, attention, kv_cache, linear, norms, rope
+from . import activations, attention, experts, kv_cache, linear, norms, rope
 from .case import Case, with_ones
 
 __all__ = ["FAMILIES", "Case", "cases"]
@@ -15,6 +15,7 @@ __all__ = ["FAMILIES", "Case", "cases"]
 FAMILIES = (
     activations,
     attention,
+    experts,
     kv_cache,
     linear,
     norms,

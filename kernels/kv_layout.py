@@ -18,10 +18,11 @@ from torch import Tensor
 class KVCache:
     """The cached keys and values of one layer.
 
-    ``key`` [N,S,G,D] and ``value`` [N,S,G,Dv] in the cache's dtype; ``value`` may be a view of ``key``. The scaled
-    types (int8, fp8) have ``key_scale`` and ``value_scale`` float32 [N,S,G]: a stored element times its scale is the
-    value. ``static_scales``: the scales were calibrated and writing only divides by them; they may then be stride-0
-    views of one number per layer or head. Otherwise writing computes one per token and head.
+    ``key`` [N,S,G,D] and ``value`` [N,S,G,Dv] in the cache's dtype; ``value`` may be a view of the first Dv
+    features of ``key``, and then they share their scales. The scaled types (int8, fp8) have ``key_scale`` and
+    ``value_scale`` float32 [N,S,G]: a stored element times its scale is the value. ``static_scales``: the scales were
+    calibrated and writing only divides by them; they may then be stride-0 views of one number per layer or head.
+    Otherwise writing computes one per token and head.
     """
 
     key: Tensor
@@ -36,6 +37,11 @@ class KVCache:
         return self.key_scale is not None
 
     @property
+    def value_is_key(self) -> bool:
+        """Whether values are the first features of the keys, stored once (multi-head latent attention)."""
+        return self.value.data_ptr() == self.key.data_ptr() and self.key.numel() > 0
+
+    @property
     def block_size(self) -> int:
         """S, tokens per block."""
         return self.key.shape[1]
@@ -43,29 +49,49 @@ class KVCache:
     @property
     def tensors(self) -> list[Tensor]:
         """What a block consists of, for copying: each tensor has the blocks as its first dimension."""
-        parts = [self.key]
-        if self.value.untyped_storage().data_ptr() != self.key.untyped_storage().data_ptr():
-            parts.append(self.value)
-        if not self.static_scales:
-            parts += [scale for scale in (self.key_scale, self.value_scale) if scale is not None]
+        separate = not self.value_is_key
+        parts = [self.key, *([self.value] if separate else [])]
+        if self.is_scaled and not self.static_scales:
+            scales = (self.key_scale, self.value_scale) if separate else (self.key_scale,)
+            parts += [scale for scale in scales if scale is not None]
         return parts
 
 
+def is_scaled_dtype(dtype: torch.dtype) -> bool:
+    """Whether a cache of this type stores elements divided by a scale."""
+    return dtype.itemsize == 1
+
+
 def allocate_kv_cache(
-    num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, device: torch.device | str
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_size: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    value_head_size: int | None = None,
 ) -> KVCache:
-    """One layer's cache.
+    """One layer's cache; one of int8 or fp8 with room for a scale per token and head.
 
     Not cleared: on the CPU no page is touched before a token is written there, so an unused pool costs no memory.
     """
-    if torch.device(device).type != "cpu":
-        shape = (num_blocks, block_size, num_kv_heads, head_size)
-        return KVCache(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
-    key = torch.empty((num_blocks, num_kv_heads, head_size, block_size), dtype=dtype)
-    value = torch.empty((num_blocks, num_kv_heads, block_size, head_size), dtype=dtype)
-    return KVCache(key.permute(0, 3, 1, 2), value.transpose(1, 2))
+    shape = num_blocks, block_size, num_kv_heads
+    value_size = head_size if value_head_size is None else value_head_size
+    if torch.device(device).type == "cpu":
+        order = num_blocks, num_kv_heads, block_size
+        key = torch.empty((num_blocks, num_kv_heads, head_size, block_size), dtype=dtype).permute(0, 3, 1, 2)
+        value = torch.empty((*order, value_size), dtype=dtype).transpose(1, 2)
+        scales = [torch.empty(order).transpose(1, 2) for _ in range(2)] if is_scaled_dtype(dtype) else [None, None]
+    else:
+        key, value = (torch.empty((*shape, size), dtype=dtype, device=device) for size in (head_size, value_size))
+        scales = [torch.empty(shape, device=device) for _ in range(2)] if is_scaled_dtype(dtype) else [None, None]
+    return KVCache(key, value, *scales)
 
 
-def kv_block_bytes(block_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one block takes in one layer, keys and values together."""
-    return 2 * block_size * num_kv_heads * head_size * dtype.itemsize
+def kv_block_bytes(
+    block_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, value_head_size: int | None = None
+) -> int:
+    """Bytes that one block takes in one layer, keys and values together, with their scales."""
+    elements = head_size + (head_size if value_head_size is None else value_head_size)
+    scales = 2 * torch.float32.itemsize if is_scaled_dtype(dtype) else 0
+    return block_size * num_kv_heads * (elements * dtype.itemsize + scales)

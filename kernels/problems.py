@@ -52,7 +52,10 @@ class KVWriteProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionProblem:
-    """Attention over a block table. ``sliding_window`` in tokens or None; ``soft_cap`` 0.0 means none."""
+    """Attention over a block table. ``sliding_window`` in tokens or None; ``soft_cap`` 0.0 means none.
+
+    ``kv_dtype`` is the cache's; int8 and fp8 caches have scales. ``value_head_size`` None: as keys.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -62,11 +65,21 @@ class AttentionProblem:
     kv_dtype: torch.dtype
     sliding_window: int | None = None
     soft_cap: float = 0.0
+    value_head_size: int | None = None
+    has_sinks: bool = False
+    has_alibi: bool = False
+
+    @property
+    def value_size(self) -> int:
+        """Features of a value head, and of a head of the output."""
+        return self.head_size if self.value_head_size is None else self.value_head_size
 
     def __str__(self) -> str:
         extras = [f"window {self.sliding_window}"] if self.sliding_window is not None else []
         extras += [f"soft cap {self.soft_cap:g}"] if self.soft_cap else []
-        shape = f"{self.num_heads}/{self.num_kv_heads} heads of {self.head_size}, blocks of {self.block_size}"
+        extras += [word for word, has in (("sinks", self.has_sinks), ("ALiBi", self.has_alibi)) if has]
+        size = f"{self.head_size}" + (f" and {self.value_size}" if self.value_size != self.head_size else "")
+        shape = f"{self.num_heads}/{self.num_kv_heads} heads of {size}, blocks of {self.block_size}"
         types = f"{dtype_name(self.dtype)}, cache {dtype_name(self.kv_dtype)}"
         return ", ".join([shape, types, *extras])
 

@@ -104,6 +104,10 @@ def _kv_write(spec: DeviceSpec, problem: KVWriteProblem) -> str | None:
 
 
 def _attention(spec: DeviceSpec, problem: AttentionProblem) -> str | None:
+    if problem.has_sinks or problem.has_alibi:
+        return f"it has no {'attention sinks' if problem.has_sinks else 'ALiBi'}"
+    if problem.value_size != problem.head_size:
+        return f"its values are as wide as its keys, not {problem.value_size} beside {problem.head_size}"
     if problem.kv_dtype is not torch.float32:
         return f"it reads float32 caches, not {dtype_name(problem.kv_dtype)}"
     return _float32(problem.dtype)

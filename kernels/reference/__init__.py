@@ -9,7 +9,7 @@ from __future__ import annotations
 from .activation_quantization import fake_quantize, quantize_activation
 from .attention import hidden_positions, paged_attention
 from .elementwise import add_rms_norm, gelu_and_mul, linear, rms_norm, rope, silu_and_mul
-from .kv_cache import copy_blocks, write_kv
+from .kv_cache import copy_blocks, rope_write_kv, write_kv
 from .moe import expert_linear, route
 from .scaled_matmul import (
     add_rms_norm_quantized,
@@ -34,6 +34,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_quantized",
     "rope",
+    "rope_write_kv",
     "route",
     "scaled_matmul",
     "silu_and_mul",

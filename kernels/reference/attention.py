@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..attention_batch import AttentionBatch
 from ..kv_layout import KVCache
+from .kv_cache import dequantize_kv
 from .precision import wide
 
 
@@ -19,40 +20,59 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float = 0.0,
+    *,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of query [T,H,D] over the cached context of its request -> [T,H,D].
+    """Causal attention of query [T,H,D] over the cached context of its request -> [T,H,Dv].
 
     The last query row of a request stands at position seq_len - 1. Scores are ``scale * q.k``, capped to
     ``soft_cap * tanh(score / soft_cap)`` when soft_cap is not 0; a token sees itself and ``sliding_window - 1`` before
-    it.
+    it. ``alibi_slopes`` [H] (arXiv:2108.12409) then add ``slope * (column - row)``. ``sinks`` [H] (arXiv:2309.17453)
+    are one more score for every row of a head, which takes its share of the softmax and adds nothing to the sum.
     """
-    output = torch.empty_like(query)
-    block_size = cache.block_size
+    output = query.new_empty(*query.shape[:2], cache.value.shape[-1])
     start = 0
     for row, (query_len, seq_len) in enumerate(zip(batch.query_lens_host, batch.seq_lens_host, strict=True)):
-        blocks = batch.block_table[row, : -(-seq_len // block_size)].long()
-        key = wide(cache.key[blocks].flatten(0, 1)[:seq_len])
-        value = wide(cache.value[blocks].flatten(0, 1)[:seq_len])
+        blocks = batch.block_table[row, : -(-seq_len // cache.block_size)].long()
+        key = _context(cache.key, cache.key_scale, blocks, seq_len)
+        value = _context(cache.value, cache.value_scale, blocks, seq_len)
         rows = slice(start, start + query_len)
-        output[rows] = _attend(wide(query[rows]), key, value, scale, sliding_window, soft_cap).to(query.dtype)
+        scores = _scores(wide(query[rows]), key, scale, soft_cap, alibi_slopes)
+        scores = scores.masked_fill(hidden_positions(query_len, seq_len, sliding_window, query.device), -math.inf)
+        output[rows] = _mix(scores, value, sinks).to(query.dtype)
         start += query_len
     return output
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, sliding_window: int | None, soft_cap: float
-) -> Tensor:
-    """query [Q,H,D] over key and value [L,G,D]; head h reads KV head h // (H/G)."""
-    query_len, num_heads, head_size = query.shape
-    seq_len, num_kv_heads, _ = key.shape
-    group = num_heads // num_kv_heads
-    grouped = query.view(query_len, num_kv_heads, group, head_size)
-    scores = torch.einsum("qgrd,lgd->grql", grouped, key) * scale
+def _context(codes: Tensor, scale: Tensor | None, blocks: Tensor, seq_len: int) -> Tensor:
+    """The dequantized tokens [L,G,D] of one request."""
+    values = dequantize_kv(codes[blocks], None if scale is None else scale[blocks])
+    return values.flatten(0, 1)[:seq_len]
+
+
+def _scores(query: Tensor, key: Tensor, scale: float, soft_cap: float, alibi_slopes: Tensor | None) -> Tensor:
+    """query [Q,H,D] and key [L,G,D] -> [H,Q,L]; head h reads KV head h // (H/G)."""
+    (query_len, num_heads, _), (seq_len, num_kv_heads, _) = query.shape, key.shape
+    grouped = query.unflatten(1, (num_kv_heads, num_heads // num_kv_heads))
+    scores = torch.einsum("qgrd,lgd->grql", grouped, key.to(query.dtype)).flatten(0, 1) * scale
     if soft_cap:
         scores = soft_cap * torch.tanh(scores / soft_cap)
-    scores = scores.masked_fill(hidden_positions(query_len, seq_len, sliding_window, query.device), -math.inf)
-    mixed = torch.einsum("grql,lgd->qgrd", scores.softmax(-1), value)
-    return mixed.reshape(query_len, num_heads, head_size)
+    if alibi_slopes is None:
+        return scores
+    row = torch.arange(seq_len - query_len, seq_len, device=query.device)[:, None]
+    distance = torch.arange(seq_len, device=query.device)[None, :] - row
+    return scores + alibi_slopes.to(scores.dtype)[:, None, None] * distance
+
+
+def _mix(scores: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of scores [H,Q,L] times value [L,G,Dv] -> [Q,H,Dv]."""
+    num_heads, query_len, seq_len = scores.shape
+    if sinks is not None:
+        column = sinks.to(scores.dtype)[:, None, None].expand(num_heads, query_len, 1)
+        scores = torch.cat((scores, column), -1)
+    weights = scores.softmax(-1)[..., :seq_len].unflatten(0, (value.shape[1], -1))
+    return torch.einsum("grql,lgd->qgrd", weights, value.to(weights.dtype)).flatten(1, 2)
 
 
 def hidden_positions(query_len: int, seq_len: int, sliding_window: int | None, device: torch.device) -> Tensor:

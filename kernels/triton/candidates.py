@@ -50,6 +50,8 @@ def can_run_attention(spec: DeviceSpec, problem: AttentionProblem) -> str | None
     reason = why_not_here(spec, problem.dtype, problem.kv_dtype) or why_no_matrix(spec, problem.dtype)
     if reason is not None:
         return reason
+    if problem.has_sinks or problem.has_alibi or problem.value_size != problem.head_size:
+        return "it has no attention sinks, no ALiBi and no values of another size than the keys"
     if problem.head_size not in HEAD_SIZES:
         return f"head size {problem.head_size} is not between {HEAD_SIZES.start} and {HEAD_SIZES.stop - 1}"
     group = problem.num_heads // problem.num_kv_heads

@@ -9,7 +9,7 @@ from transformers.activations import ACT2FN
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 from twofold.kernels import reference
-from twofold.kernels.torch_ops import sdpa_attention
+from twofold.kernels.torch_attention import sdpa_attention
 
 LENGTHS = [
     [(1, 1)],

@@ -110,3 +110,14 @@ class ExpertLinearProblem:
     def __str__(self) -> str:
         shape = f"{self.out_features}x{self.in_features} {self.scheme}"
         return f"{self.top_k} of {self.num_experts} experts, {shape} {dtype_name(self.dtype)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingProblem:
+    """Argmax, draws and edits over rows of ``vocab_size`` logits of ``dtype``."""
+
+    vocab_size: int
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        return f"{self.vocab_size} tokens, {dtype_name(self.dtype)} logits"

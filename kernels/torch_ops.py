@@ -26,6 +26,9 @@ def register_torch_ops(registry: Registry, spec: DeviceSpec) -> None:
         "gelu_and_mul": reference.gelu_and_mul,
         "write_kv": reference.write_kv,
         "copy_blocks": reference.copy_blocks,
+        "argmax": reference.argmax,
+        "draw_tokens": reference.draw_tokens,
+        "edit_logits": reference.edit_logits,
         "moe_route": reference.route,
     }
     for op, run in plain.items():

@@ -85,6 +85,10 @@ class Batch:
         """Add one drawn token to each row."""
         self._token_ids[rows, self._num_tokens[rows]] = tokens
         self._num_tokens[rows] += 1
+        if self.sampling.edits:
+            for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+                if row in self.sampling.edits:
+                    self.sampling.edits[row].append(token)
 
     def inputs(self, plan: StepPlan, device: torch.device) -> StepInputs:
         """Gather the inputs of a step."""

@@ -82,6 +82,7 @@ class EngineCore:
             caches=self._caches,
             device=platform.device,
             copy_blocks=kernels.select("copy_blocks", PlainProblem(model.dtype)),
+            kernels=kernels,
             vocab_size=self._vocab_size,
         )
         self._requests: dict[str, list[Sample]] = {}

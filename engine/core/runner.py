@@ -15,7 +15,7 @@ from ..messages import TokenLogprobs
 from .batch import Batch, StepInputs
 from .logprobs import token_logprobs
 from .request import Sample
-from .sampler import Sampler
+from .sampler import Kernels, Sampler
 from .step_plan import StepPlan
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class ModelRunner:
         caches: list[KVCache],
         device: torch.device,
         copy_blocks: CopyBlocks,
+        kernels: Kernels,
         vocab_size: int,
     ) -> None:
         self._model = model
@@ -54,7 +55,7 @@ class ModelRunner:
         self._device = device
         self._copy_blocks = copy_blocks
         self._vocab_size = vocab_size
-        self._sampler = Sampler(batch, vocab_size)
+        self._sampler = Sampler(batch, vocab_size, kernels)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

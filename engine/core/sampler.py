@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...kernels.problems import SamplingProblem
+from ...kernels.sampling_options import DrawOptions
 from ..messages import TokenLogprobs
 from .batch import Batch
-from .draw import DrawOptions, draw
-from .logit_edits import edit_logits, needs_edits
+from .logit_edits import gather_edits
 from .logprobs import token_logprobs
 from .randomness import uniform
-from .row_ops import argmax
 from .sampling_rows import NO_LOGPROBS
+
+
+class Kernels(Protocol):
+    """The part of KernelSet that the sampler uses."""
+
+    def select(self, op: str, problem: Any) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +38,13 @@ class DrawnTokens:
 class Sampler:
     """Draws for rows of one batch; ids from ``vocab_size`` up are padding of the head and are never drawn or listed."""
 
-    def __init__(self, batch: Batch, vocab_size: int) -> None:
+    def __init__(self, batch: Batch, vocab_size: int, kernels: Kernels) -> None:
         self._batch = batch
         self._vocab_size = vocab_size
+        problem = SamplingProblem(vocab_size=vocab_size)
+        self._argmax, self._draw_tokens, self._edit_logits = (
+            kernels.select(op, problem) for op in ("argmax", "draw_tokens", "edit_logits")
+        )
 
     def sample(self, logits: Tensor, rows: NDArray[np.int64]) -> DrawnTokens:
         """One token per row of logits [R, head rows] float32, which may be changed in place."""
@@ -41,30 +52,22 @@ class Sampler:
         num_logprobs = self._batch.sampling.num_logprobs[rows]
         reporting = np.flatnonzero(num_logprobs != NO_LOGPROBS)
         raw = logits[torch.from_numpy(reporting).to(logits.device)] if len(reporting) else logits
-        if needs_edits(self._batch, rows):
-            edit_logits(logits, self._batch, rows)
+        edits = gather_edits(self._batch, rows)
+        if edits is not None:
+            self._edit_logits(logits, edits)
         drawn = self._draw(logits, rows)
-        tokens = drawn.clamp(min=0)
-        is_valid = (drawn >= 0) & logits.gather(1, tokens[:, None])[:, 0].isfinite()
         logprobs: dict[int, TokenLogprobs] = {}
         if len(reporting):
-            chosen = tokens[torch.from_numpy(reporting).to(logits.device)]
+            chosen = drawn[torch.from_numpy(reporting).to(logits.device)].clamp(min=0)
             entries = token_logprobs(raw, chosen, num_logprobs[reporting].tolist())
             logprobs = dict(zip(reporting.tolist(), entries, strict=True))
-        return DrawnTokens(tokens=tokens.cpu().numpy(), is_valid=is_valid.cpu().numpy(), logprobs=logprobs)
+        tokens = drawn.cpu().numpy()
+        return DrawnTokens(tokens=np.maximum(tokens, 0), is_valid=tokens >= 0, logprobs=logprobs)
 
     def _draw(self, logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
-        is_greedy = self._batch.sampling.is_greedy[rows]
-        if is_greedy.all():
-            return argmax(logits)
-        if not is_greedy.any():
-            return draw(logits, self._options(rows))
-        tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-        greedy = torch.from_numpy(np.flatnonzero(is_greedy)).to(logits.device)
-        random = torch.from_numpy(np.flatnonzero(~is_greedy)).to(logits.device)
-        tokens[greedy] = argmax(logits[greedy])
-        tokens[random] = draw(logits[random], self._options(rows[~is_greedy]))
-        return tokens
+        if not self._batch.sampling.temperature[rows].any():
+            return self._argmax(logits)
+        return self._draw_tokens(logits, self._options(rows))
 
     def _options(self, rows: NDArray[np.int64]) -> DrawOptions:
         sampling = self._batch.sampling

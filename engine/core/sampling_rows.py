@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .request import Sample
+from .row_edits import RowEdits
 
 NO_LOGPROBS = -1
-BANNED = -100.0
-TokenValues = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 class SamplingRows:
     """Options per row of the batch; a free row's are those of a greedy request without extras.
 
-    ``bias`` and ``suppressed`` hold token lists for the few rows that have them: additions to logits, and the ids that
-    may not be drawn while fewer than ``min_tokens`` tokens have been generated.
+    ``edits`` holds what changes the logits of the few rows that have a bias, a penalty or ``min_tokens``. A greedy
+    row's temperature is 0.
     """
 
     def __init__(self, num_rows: int) -> None:
-        self.is_greedy = np.ones(num_rows, dtype=bool)
-        self.temperature = np.ones(num_rows, dtype=np.float32)
+        self.temperature = np.zeros(num_rows, dtype=np.float32)
         self.top_k = np.zeros(num_rows, dtype=np.int64)
         self.top_p = np.ones(num_rows, dtype=np.float32)
         self.min_p = np.zeros(num_rows, dtype=np.float32)
-        self.has_penalties = np.zeros(num_rows, dtype=bool)
         self.repetition_penalty = np.ones(num_rows, dtype=np.float32)
         self.presence_penalty = np.zeros(num_rows, dtype=np.float32)
         self.frequency_penalty = np.zeros(num_rows, dtype=np.float32)
@@ -34,18 +30,16 @@ class SamplingRows:
         self.num_prompt_tokens = np.zeros(num_rows, dtype=np.int64)
         self.min_tokens = np.zeros(num_rows, dtype=np.int64)
         self.num_logprobs = np.full(num_rows, NO_LOGPROBS, dtype=np.int64)
-        self.bias: dict[int, TokenValues] = {}
-        self.suppressed: dict[int, NDArray[np.int64]] = {}
+        self.edits: dict[int, RowEdits] = {}
 
     def set(self, row: int, sample: Sample) -> None:
         """Write a sample's options into its row."""
         params = sample.params
-        self.is_greedy[row] = params.is_greedy
-        self.temperature[row] = params.temperature
-        self.top_k[row] = max(params.top_k, 0) if params.top_k < 1 << 31 else 0
-        self.top_p[row] = params.top_p
-        self.min_p[row] = params.min_p
-        self.has_penalties[row] = params.has_penalties
+        random = not params.is_greedy
+        self.temperature[row] = params.temperature if random else 0.0
+        self.top_k[row] = params.top_k if random and 0 < params.top_k < 1 << 31 else 0
+        self.top_p[row] = params.top_p if random else 1.0
+        self.min_p[row] = params.min_p if random else 0.0
         self.repetition_penalty[row] = params.repetition_penalty
         self.presence_penalty[row] = params.presence_penalty
         self.frequency_penalty[row] = params.frequency_penalty
@@ -54,22 +48,12 @@ class SamplingRows:
         self.num_prompt_tokens[row] = sample.num_prompt_tokens
         self.min_tokens[row] = params.min_tokens
         self.num_logprobs[row] = NO_LOGPROBS if params.logprobs is None else params.logprobs
-        if params.logit_bias:
-            self.bias[row] = _bias(params.logit_bias)
-        if params.min_tokens and sample.stop_ids:
-            self.suppressed[row] = np.array(sorted(sample.stop_ids), dtype=np.int64)
+        stop_ids = sample.stop_ids if params.min_tokens else ()
+        if params.logit_bias or params.has_penalties or stop_ids:
+            start = sample.num_prompt_tokens
+            self.edits[row] = RowEdits(params, sample.tokens[:start], sample.tokens[start:], stop_ids)
 
     def clear(self, row: int) -> None:
         """Drop what a finished sample left that costs time in later steps."""
-        self.is_greedy[row] = True
-        self.has_penalties[row] = False
         self.num_logprobs[row] = NO_LOGPROBS
-        self.bias.pop(row, None)
-        self.suppressed.pop(row, None)
-
-
-def _bias(logit_bias: dict[int, float]) -> TokenValues:
-    ids = np.array(list(logit_bias), dtype=np.int64)
-    values = np.array(list(logit_bias.values()), dtype=np.float32)
-    values[values <= BANNED] = -np.inf
-    return ids, values
+        self.edits.pop(row, None)

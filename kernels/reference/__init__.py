@@ -11,6 +11,7 @@ from .attention import hidden_positions, paged_attention
 from .elementwise import add_rms_norm, gelu_and_mul, linear, rms_norm, rope, silu_and_mul
 from .kv_cache import copy_blocks, rope_write_kv, write_kv
 from .moe import expert_linear, route
+from .sampling import argmax, draw_tokens, edit_logits
 from .scaled_matmul import (
     add_rms_norm_quantized,
     gelu_and_mul_quantized,
@@ -21,8 +22,11 @@ from .scaled_matmul import (
 
 __all__ = [
     "add_rms_norm",
+    "argmax",
     "add_rms_norm_quantized",
     "copy_blocks",
+    "draw_tokens",
+    "edit_logits",
     "expert_linear",
     "fake_quantize",
     "gelu_and_mul",

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 from twofold.engine.core.batch import Batch
-from twofold.engine.core.logit_edits import edit_logits, needs_edits
+from twofold.engine.core.logit_edits import gather_edits
 from twofold.engine.core.logprobs import token_logprobs
 from twofold.engine.core.request import Sample
 from twofold.engine.core.sampler import DrawnTokens, Sampler
 from twofold.engine.messages import EngineRequest
 from twofold.engine.sampling_params import SamplingParams
+from twofold.kernels.kernel_set import KernelSet
+from twofold.kernels.reference import edit_logits
+from twofold.platforms.cpu import CpuPlatform
 
 VOCAB = 50
 
@@ -41,13 +44,15 @@ def make_batch(*rows: dict[str, Any]) -> tuple[Batch, np.ndarray]:
 
 def sample(logits: torch.Tensor, *rows: dict[str, Any], vocab_size: int = VOCAB) -> DrawnTokens:
     batch, places = make_batch(*rows)
-    return Sampler(batch, vocab_size).sample(logits.clone(), places)
+    return Sampler(batch, vocab_size, KernelSet(CpuPlatform().spec)).sample(logits.clone(), places)
 
 
 def edited(logits: torch.Tensor, *rows: dict[str, Any]) -> torch.Tensor:
     batch, places = make_batch(*rows)
     result = logits.clone()
-    edit_logits(result, batch, places)
+    edits = gather_edits(batch, places)
+    if edits is not None:
+        edit_logits(result, edits)
     return result
 
 
@@ -110,7 +115,7 @@ def test_stop_ids_wait_for_min_tokens() -> None:  # B057
 
 def test_plain_rows_are_left_alone() -> None:
     batch, places = make_batch({}, {"temperature": 1.0})
-    assert not needs_edits(batch, places)
+    assert gather_edits(batch, places) is None
 
 
 def test_a_removed_row_leaves_nothing_behind() -> None:
@@ -119,7 +124,7 @@ def test_a_removed_row_leaves_nothing_behind() -> None:
     sample_ = Sample(request=request, index=0, order=9, tokens=[1], max_num_tokens=9, stop_ids=frozenset())
     sample_.row = int(places[0])
     batch.remove(sample_)
-    assert not needs_edits(batch, places)
+    assert gather_edits(batch, places) is None
 
 
 @pytest.mark.parametrize("top_k", [-1, 0, 1, 5, VOCAB - 1, VOCAB, VOCAB + 1, 10**7, 2**40])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sampling_cases import KINDS, check_ugly, chi_square, options_of
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -15,27 +16,14 @@ from transformers.generation.logits_process import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from twofold.engine.core.draw import DrawOptions, draw
-from twofold.engine.core.randomness import uniform
-
-
-def options_of(rows: list[dict[str, float]], numbers: Any = 0.5) -> DrawOptions:
-    def column(name: str, default: float, dtype: type) -> np.ndarray:
-        return np.array([row.get(name, default) for row in rows], dtype=dtype)
-
-    return DrawOptions(
-        temperature=column("temperature", 1.0, np.float32),
-        top_k=column("top_k", 0, np.int64),
-        top_p=column("top_p", 1.0, np.float32),
-        min_p=column("min_p", 0.0, np.float32),
-        uniform=np.broadcast_to(np.asarray(numbers, dtype=np.float64), len(rows)).copy(),
-    )
+from twofold.kernels.reference import argmax, draw_tokens, edit_logits
+from twofold.kernels.sampling_options import DrawOptions, LogitEdits
 
 
 def drawn_set(logits: torch.Tensor, **row: float) -> set[int]:
     """Every token that some uniform number leads to, over a fine grid."""
-    numbers = np.linspace(0.0, 1.0, 4001)[:-1]
-    return set(draw(logits.expand(len(numbers), -1), options_of([row] * len(numbers), numbers)).tolist())
+    numbers = np.linspace(0.0, 1.0, 401)[:-1]
+    return set(draw_tokens(logits.expand(len(numbers), -1), options_of([row] * len(numbers), numbers)).tolist())
 
 
 def warped(logits: torch.Tensor, **row: float) -> torch.Tensor:
@@ -76,13 +64,15 @@ def test_order_of_the_filters(row: dict[str, float], kept: set[int]) -> None:  #
     {"temperature": 1.3, "top_k": 40, "top_p": 0.8, "min_p": 0.1},
     {"temperature": 1.3, "top_p": 0.95, "min_p": 0.02},
 ])  # fmt: skip
-@pytest.mark.parametrize("num_columns", [300, 5003])
+@pytest.mark.parametrize("num_columns", [300, 2003])
 def test_frequencies_are_those_of_transformers(row: dict[str, float], num_columns: int) -> None:
     logits = torch.randn(num_columns, generator=torch.Generator().manual_seed(3)) * 2.5
     expected = warped(logits, **row)
-    num_draws = 20000
+    num_draws = 4000
     numbers = (np.arange(num_draws) + 0.5) / num_draws
-    parts = [draw(logits.expand(len(part), -1), options_of([row] * len(part), part)) for part in np.split(numbers, 20)]
+    parts = [
+        draw_tokens(logits.expand(len(part), -1), options_of([row] * len(part), part)) for part in np.split(numbers, 20)
+    ]
     shares = torch.cat(parts).bincount(minlength=num_columns).double() / num_draws
     # An even grid of numbers gives each token its probability up to one step of the grid at either end.
     assert (shares - expected).abs().max() <= 2.0 / num_draws
@@ -122,18 +112,18 @@ def test_every_row_is_drawn_as_if_alone() -> None:
     ]  # fmt: skip
     rows = [kinds[i % 6] for i in range(12)]
     numbers = np.random.default_rng(0).random(12)
-    together = draw(logits, options_of(rows, numbers)).tolist()
-    alone = [int(draw(logits[i : i + 1], options_of([rows[i]], numbers[i : i + 1]))) for i in range(12)]
+    together = draw_tokens(logits, options_of(rows, numbers)).tolist()
+    alone = [int(draw_tokens(logits[i : i + 1], options_of([rows[i]], numbers[i : i + 1]))) for i in range(12)]
     assert together == alone
     order = list(reversed(range(12)))
-    assert draw(logits[order], options_of([rows[i] for i in order], numbers[order])).tolist() == together[::-1]
+    assert draw_tokens(logits[order], options_of([rows[i] for i in order], numbers[order])).tolist() == together[::-1]
 
 
 def test_numbers_at_the_ends() -> None:
     logits = torch.tensor([[0.0, -math.inf, 1.0, -math.inf]])
     for row in ({}, {"top_k": 3}, {"top_p": 0.999999}):
-        assert draw(logits, options_of([row], 0.0)).item() in (0, 2)
-        assert draw(logits, options_of([row], 1.0 - 2.0**-53)).item() in (0, 2)
+        assert draw_tokens(logits, options_of([row], 0.0)).item() in (0, 2)
+        assert draw_tokens(logits, options_of([row], 1.0 - 2.0**-53)).item() in (0, 2)
 
 
 @pytest.mark.parametrize("row", [{}, {"top_k": 3}, {"top_p": 0.9}])
@@ -142,22 +132,52 @@ def test_rows_without_a_finite_maximum(row: dict[str, float]) -> None:
     logits[1, 7] = math.nan
     logits[2] = -math.inf
     logits[3, 9] = math.inf
-    tokens = draw(logits, options_of([row] * 4)).tolist()
+    tokens = draw_tokens(logits, options_of([row] * 4)).tolist()
     assert tokens[0] >= 0 and tokens[1:] == [-1, -1, -1]
 
 
-def test_uniform_numbers_are_a_function_of_their_keys_alone() -> None:
-    grid = np.array([(s, i, t) for s in (0, 1, 2**63 - 1) for i in range(3) for t in range(500)], dtype=np.uint64)
-    numbers = uniform(grid[:, 0], grid[:, 1], grid[:, 2])
-    assert len(set(numbers.tolist())) == len(grid) and numbers.min() >= 0.0 and numbers.max() < 1.0
-    assert abs(numbers.mean() - 0.5) < 0.02 and abs(numbers.var() - 1 / 12) < 0.01
-    picked = [1234, 5, 4000]
-    assert uniform(*(grid[picked, column] for column in range(3))).tolist() == numbers[picked].tolist()
+@pytest.mark.parametrize("num_columns", [2, 1000, 1500])
+def test_ugly_rows(num_columns: int) -> None:
+    check_ugly(draw_tokens, num_columns)
 
 
-def test_neighbouring_steps_are_not_correlated() -> None:
-    steps = np.arange(20000, dtype=np.uint64)
-    zeros = np.zeros_like(steps)
-    first, second = uniform(zeros, zeros, steps), uniform(zeros + np.uint64(1), zeros, steps)
-    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.03
-    assert abs(np.corrcoef(first, second)[0, 1]) < 0.03
+def test_one_column() -> None:
+    logits = torch.tensor([[-3.0], [-math.inf], [math.nan]])
+    for kind in KINDS:
+        assert draw_tokens(logits, options_of([kind] * 3, 0.9)).tolist() == [0, -1, -1]
+
+
+@pytest.mark.parametrize("row", [{}, {"top_k": 8}, {"top_p": 0.7, "temperature": 1.4}, {"min_p": 0.1}])
+def test_seeded_draws_have_the_right_distribution(row: dict[str, float]) -> None:
+    statistic, freedom = chi_square(draw_tokens, 5000, row)
+    # The mean is the degrees of freedom, the variance twice them: 4 deviations.
+    assert statistic < freedom + 4 * math.sqrt(2 * freedom)
+
+
+def test_equals_of_the_last_token_stay() -> None:
+    logits = torch.tensor([[1.0, 2.0, 1.0, 1.0, 0.0]])
+    assert drawn_set(logits, top_k=2) == {0, 1, 2, 3}
+    assert drawn_set(logits, top_p=0.5) == {0, 1, 2, 3}
+
+
+def test_argmax() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0], [2.0, math.nan, 9.0], [-math.inf] * 3, [0.0, math.inf, 1.0]])
+    assert argmax(logits).tolist() == [1, -1, -1, -1]
+
+
+def test_edits_by_hand() -> None:
+    logits = torch.tensor([[1.0, -2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0]])
+    edit_logits(
+        logits,
+        LogitEdits(
+            rows=np.array([0, 0, 0, 1]),
+            tokens=np.array([0, 1, 2, 3]),
+            counts=np.array([0, 3, -1, 1], dtype=np.int32),
+            bias=np.array([1.0, 0.0, 0.5, -math.inf], dtype=np.float32),
+            repetition_penalty=np.array([2.0, 2.0], dtype=np.float32),
+            presence_penalty=np.array([0.25, 9.0], dtype=np.float32),
+            frequency_penalty=np.array([0.5, 9.0], dtype=np.float32),
+        ),
+    )
+    assert logits[0].tolist() == [1.0, -5.75, 3.5, 4.0]
+    assert logits[1].tolist() == [1.0, 1.0, 1.0, -math.inf]

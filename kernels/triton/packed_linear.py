@@ -149,14 +149,15 @@ def packed_linear(x: Tensor, prepared: PreparedWeight, bias: Tensor | None = Non
     else:
         launch = linear_launch(arch, rows.shape[0], x.element_size())
         out = launch_linear(
-            rows, prepared, bias, launch, num_splits(rows.shape[0], prepared, launch, num_cores(x.device))
+            rows, prepared, bias, launch, num_splits(rows.shape[0], prepared.shape, launch, num_cores(x.device))
         )
     return out.view(*x.shape[:-1], prepared.shape[0])
 
 
-def num_splits(num_rows: int, prepared: PreparedWeight, launch: LinearLaunch, cores: int) -> int:
-    """Parts of K: enough to fill the cores twice when there are few output tiles, each of at least four steps."""
-    outputs, features = prepared.shape
+def num_splits(num_rows: int, shape: tuple[int, int], launch: LinearLaunch, cores: int) -> int:
+    """Parts of K for a weight [N,K]: enough to fill the cores twice when there are few output tiles, each of at least
+    four steps."""
+    outputs, features = shape
     programs = triton.cdiv(num_rows, launch.block_m) * triton.cdiv(outputs, launch.block_n)
     if num_rows > launch.block_m or programs >= cores or programs == 0:
         return 1
@@ -208,11 +209,12 @@ def launch_linear(
         **launch.options,
     )
     if splits > 1:
-        _add_splits(target, bias, out)
+        add_splits(target, bias, out)
     return out
 
 
-def _add_splits(parts: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def add_splits(parts: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """The sum of float32 ``parts`` [S,T,N], plus ``bias`` [N], into ``out`` [T,N]."""
     size = out.numel()
     add_splits_kernel[(triton.cdiv(size, REDUCE_BLOCK),)](
         parts,

@@ -11,7 +11,7 @@ from torch import Tensor
 from twofold.kernels.triton.dequantize import dequantize, dequantized_linear
 from twofold.kernels.triton.launch_table import LinearLaunch
 from twofold.kernels.triton.packed_linear import launch_linear, num_splits, packed_linear
-from twofold.kernels.triton.packed_weight import PreparedWeight, grouping, prepare
+from twofold.kernels.triton.packed_weight import grouping, prepare
 from twofold.quant import canonical
 from twofold.quant.canonical import PackedWeight
 from twofold.quant.scheme import WeightOnly
@@ -143,11 +143,10 @@ def test_float32_and_bfloat16_scales() -> None:
 
 def test_grouping_and_number_of_splits() -> None:
     assert [grouping(group, 128, 8) for group in (128, 256, 64, 100, 36)] == ["tile", "tile", "unit", "code", "code"]
-    weight = PreparedWeight(4, (4096, 4096), 128, torch.empty(0), torch.empty(0), None, None)
     launch = LinearLaunch(16, 64, 128, 4, 3)
-    assert num_splits(1, weight, launch, cores=132) == 5
-    assert num_splits(1, weight, launch, cores=16) == 1
-    assert num_splits(17, weight, launch, cores=132) == 1
+    assert num_splits(1, (4096, 4096), launch, cores=132) == 5
+    assert num_splits(1, (4096, 4096), launch, cores=16) == 1
+    assert num_splits(17, (4096, 4096), launch, cores=132) == 1
 
 
 @pytest.mark.slow

@@ -1,0 +1,82 @@
+"""Launch rows of the scaled matmul: by row class and bytes of one element of the input (1: codes; 2, 4: floats)."""
+
+from __future__ import annotations
+
+from .launch_table import DEFAULT, LinearLaunch, Refused, family, row_class
+
+SCALED: dict[tuple[str, int], dict[str, LinearLaunch | Refused]] = {
+    ("few", 1): {
+        DEFAULT: LinearLaunch(16, 64, 128, 4, 3),
+        "cdna2": LinearLaunch(16, 64, 128, 4, 2),
+        "cdna3": LinearLaunch(16, 64, 128, 4, 2),
+        "cdna4": LinearLaunch(16, 64, 128, 4, 2),
+        "rdna3": LinearLaunch(16, 64, 64, 4, 2),
+        "rdna4": LinearLaunch(16, 64, 64, 4, 2),
+    },
+    ("some", 1): {
+        DEFAULT: LinearLaunch(64, 64, 128, 4, 3),
+        "cdna2": LinearLaunch(64, 64, 128, 4, 2),
+        "cdna3": LinearLaunch(64, 64, 128, 4, 2),
+        "cdna4": LinearLaunch(64, 64, 128, 4, 2),
+        "rdna3": LinearLaunch(64, 64, 64, 4, 1),
+        "rdna4": LinearLaunch(64, 64, 64, 4, 1),
+    },
+    ("many", 1): {
+        DEFAULT: LinearLaunch(128, 128, 64, 8, 3),
+        "hopper": LinearLaunch(128, 128, 128, 8, 3),
+        "blackwell": LinearLaunch(128, 128, 128, 8, 3),
+        "cdna2": LinearLaunch(128, 128, 64, 8, 2),
+        "cdna3": LinearLaunch(128, 128, 64, 8, 2),
+        "cdna4": LinearLaunch(128, 128, 128, 8, 2),
+        "rdna3": LinearLaunch(64, 64, 64, 4, 1),
+        "rdna4": LinearLaunch(128, 64, 64, 8, 1),
+    },
+    ("few", 2): {
+        DEFAULT: LinearLaunch(16, 32, 128, 4, 3),
+        "cdna2": LinearLaunch(16, 32, 128, 4, 2),
+        "cdna3": LinearLaunch(16, 32, 128, 4, 2),
+        "cdna4": LinearLaunch(16, 32, 128, 4, 2),
+        "rdna3": LinearLaunch(16, 32, 64, 4, 2),
+        "rdna4": LinearLaunch(16, 32, 64, 4, 2),
+    },
+    ("some", 2): {
+        DEFAULT: LinearLaunch(64, 64, 64, 4, 3),
+        "cdna2": LinearLaunch(64, 64, 64, 4, 2),
+        "cdna3": LinearLaunch(64, 64, 64, 4, 2),
+        "cdna4": LinearLaunch(64, 64, 64, 4, 2),
+        "rdna3": LinearLaunch(64, 32, 32, 4, 1),
+        "rdna4": LinearLaunch(64, 32, 32, 4, 1),
+    },
+    ("many", 2): {
+        DEFAULT: LinearLaunch(128, 64, 64, 8, 3),
+        "cdna2": LinearLaunch(128, 64, 64, 8, 2),
+        "cdna3": LinearLaunch(128, 64, 64, 8, 2),
+        "cdna4": LinearLaunch(128, 64, 64, 8, 2),
+        "rdna3": LinearLaunch(64, 64, 32, 8, 1),
+        "rdna4": LinearLaunch(64, 64, 32, 8, 1),
+    },
+    ("few", 4): {DEFAULT: LinearLaunch(16, 32, 64, 4, 1)},
+    ("some", 4): {DEFAULT: LinearLaunch(32, 32, 32, 4, 1)},
+    ("many", 4): {DEFAULT: LinearLaunch(32, 32, 32, 4, 1)},
+}
+
+# Rows of x from which the vendor's product of fp8 codes is expected to win, where torch has one for the scales.
+VENDOR_ROWS = {DEFAULT: 128}
+
+
+def scaled_row(arch: str, num_rows: int, element_size: int) -> LinearLaunch | Refused:
+    """The row for ``num_rows`` rows of inputs."""
+    rows = SCALED[row_class(num_rows), element_size]
+    return rows.get(family(arch), rows[DEFAULT])
+
+
+def scaled_launch(arch: str, num_rows: int, element_size: int) -> LinearLaunch:
+    """``scaled_row`` of a problem that the registry did not refuse."""
+    row = scaled_row(arch, num_rows, element_size)
+    assert isinstance(row, LinearLaunch), row.reason
+    return row
+
+
+def vendor_rows(arch: str) -> int:
+    """Rows of x from which the vendor's product is taken."""
+    return VENDOR_ROWS.get(family(arch), VENDOR_ROWS[DEFAULT])

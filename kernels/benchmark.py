@@ -12,7 +12,7 @@ import torch
 from ..platforms.fp8 import fp8_dtype
 from ..platforms.interface import Platform
 from ..platforms.spec import Fp8Kind
-from .registry import Registry
+from .registry import Candidate, Registry
 from .timing import Clock
 from .workloads import MODELS, SMALL_STEPS, STEPS, Inputs, Step, Workload, workloads
 
@@ -102,28 +102,35 @@ def measure(
     for workload in chosen:
         peer = _peer_seconds(workload, clock) if time.monotonic() < deadline else None
         for candidate in registry.candidates(workload.op):
-            names = {"op": workload.op, "label": workload.label}
-            names |= {"kernel": candidate.name, "quality": candidate.quality.value}
             reason = candidate.can_run(platform.spec, workload.problem)
             if reason is None and time.monotonic() >= deadline:
                 reason = "no time left"
-            if reason is not None:
-                yield Measurement(**names, note=reason)
-                continue
-            try:
-                seconds = clock.seconds(workload.bind(candidate))
-            except Exception as error:  # one broken kernel must not hide the others' times
-                yield Measurement(**names, note=f"{type(error).__name__}: {str(error)[:80]}")
-                continue
-            yield Measurement(
-                **names,
-                seconds=seconds,
-                bytes_per_second=workload.num_bytes / seconds,
-                operations_per_second=workload.operations / seconds,
-                bound=bounds.seconds(workload) / seconds,
-                peer=None if peer is None else peer / seconds,
-                note=workload.peer_name if peer is not None else "",
-            )
+            yield _refused(workload, candidate, reason) if reason else _timed(workload, candidate, clock, bounds, peer)
+
+
+def _refused(workload: Workload, candidate: Candidate, reason: str) -> Measurement:
+    return Measurement(
+        op=workload.op, label=workload.label, kernel=candidate.name, quality=candidate.quality.value, note=reason
+    )
+
+
+def _timed(workload: Workload, candidate: Candidate, clock: Clock, bounds: Bounds, peer: float | None) -> Measurement:
+    try:
+        seconds = clock.seconds(workload.bind(candidate))
+    except Exception as error:  # one broken kernel must not hide the others' times
+        return _refused(workload, candidate, f"{type(error).__name__}: {str(error)[:80]}")
+    return Measurement(
+        op=workload.op,
+        label=workload.label,
+        kernel=candidate.name,
+        quality=candidate.quality.value,
+        seconds=seconds,
+        bytes_per_second=workload.num_bytes / seconds,
+        operations_per_second=workload.operations / seconds,
+        bound=bounds.seconds(workload) / seconds,
+        peer=None if peer is None else peer / seconds,
+        note="" if peer is None else f"torch: {workload.peer_name}",
+    )
 
 
 def _peer_seconds(workload: Workload, clock: Clock) -> float | None:

@@ -1,23 +1,28 @@
 """``python -m twofold.kernels.triton.check``: compile every kernel for every architecture, without a GPU.
 
-A spill, shared memory over the chip's limit, a missing matrix instruction, a compiler error and a compilation that
-takes longer than ``--timeout`` each fail the check.
+A spill, shared memory over the chip's limit, a missing matrix instruction, an 8-bit product that software emulates, a
+compiler error and a compilation that takes longer than ``--timeout`` each fail the check. So does a kernel that moves
+more bytes than its bound: see ``static_cost``, which runs in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...errors import ConfigError
+from . import static_cost
 from .cases import Case, cases
 from .check_compile import Outcome, check_case
 from .check_pool import run_forked
-from .check_report import Line, line_text, markdown, write_markdown
+from .check_report import CHECK_TABLE, COST_TABLE, Line, line_text, markdown, write_markdown
 
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
+COST_TARGETS = ("sm_90", "gfx942", "gfx1100")
 SUBSET_TARGETS = ("sm_80", "sm_90", "gfx942", "gfx1100")
 
 
@@ -29,16 +34,47 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     # The default flips to off in triton 3.10; multiply-adds are what the kernels are written for.
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-    default_targets = SUBSET_TARGETS if options.subset else TARGETS
-    targets = options.targets.split(",") if options.targets else list(default_targets)
+    try:
+        targets = _targets(options)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
     chosen = [(arch, case) for arch in targets for case in cases(arch) if _wanted(case, options)]
     lines = _run(chosen, options)
     failed = sum(bool(line.outcome.problems) for line in lines)
     refused = sum(bool(line.outcome.refused) for line in lines)
-    print(f"{len(lines) - refused - failed} passed, {refused} refused, {failed} failed")
+    print(f"{len(lines) - refused - failed} passed, {refused} refused, {failed} failed", flush=True)
+    cost_failed = False
+    cost_table = ""
+    if options.cost:
+        cost_failed, cost_table = _static_cost(targets, options.match)
     if options.markdown:
-        write_markdown(options.markdown, markdown(sorted(lines, key=lambda line: (line.op, targets.index(line.arch)))))
-    return 1 if failed else 0
+        lines.sort(key=lambda line: (line.op, targets.index(line.arch)))
+        write_markdown(options.markdown, CHECK_TABLE, markdown(lines))
+        if cost_table:
+            write_markdown(options.markdown, COST_TABLE, cost_table)
+    return 1 if failed or cost_failed else 0
+
+
+def _targets(options: argparse.Namespace) -> list[str]:
+    if options.targets is None:
+        return list(SUBSET_TARGETS if options.subset else TARGETS)
+    targets = [name.strip() for name in options.targets.split(",") if name.strip()]
+    unknown = [name for name in targets if name not in TARGETS]
+    if unknown or not targets:
+        raise ConfigError(f"--targets is {options.targets!r}; the check knows {', '.join(TARGETS)}")
+    return targets
+
+
+def _static_cost(targets: Sequence[str], match: str) -> tuple[bool, str]:
+    """Count in the interpreter, for one architecture of each kind: (whether it failed, the table)."""
+    chosen = [name for name in COST_TARGETS if name in targets] or list(targets[:1])
+    command = [sys.executable, "-m", static_cost.__name__, "--targets", ",".join(chosen), "--match", match]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    print(result.stdout, end="", flush=True)
+    print(result.stderr, end="", file=sys.stderr)
+    return result.returncode != 0, result.stdout.strip()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilations at a time")
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds for one compilation")
     parser.add_argument("--failures", action="store_true", help="print only what failed")
+    parser.add_argument("--no-cost", dest="cost", action="store_false", help="leave out the static cost")
     parser.add_argument(
         "--markdown", type=Path, help="put the summary between the check-table markers of this document"
     )

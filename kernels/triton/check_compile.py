@@ -16,21 +16,22 @@ from triton.compiler import ASTSource
 
 from ...platforms.arch_table import ArchFacts, amd_facts, nvidia_facts
 from .cases import Case
+from .check_isa import emulated_products, global_loads, matrix_instructions
 
 # Run-time integers that the launchers' callers make multiples of 16, so that the JIT would specialize them.
 _DIVISIBLE = re.compile(r"(_ptr|_stride|^N|^K|^size|^columns)$")
-_MATRIX_PTX = re.compile(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)")
-_MATRIX_GCN = re.compile(r"\b(v_s?mfmac?_\w+?|v_wmma_\w+?)(?:_e64)?\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one compilation needs: ``spill_bytes`` per lane, ``matrix`` instructions; ``problems`` fail the check."""
+    """What one compilation needs: ``spill_bytes`` per lane, ``matrix`` instructions, ``loads`` from global memory as
+    "count x bytes per lane"; ``problems`` fail the check."""
 
     registers: int = 0
     spill_bytes: int = 0
     shared: int = 0
     matrix: str = ""
+    loads: str = ""
     seconds: float = 0.0
     problems: tuple[str, ...] = ()
     refused: str = ""
@@ -53,9 +54,9 @@ def check_case(case: Case, arch: str) -> Outcome:
     seconds = time.perf_counter() - started
     nvidia = arch.startswith("sm_")
     registers, spilled = _nvidia_resources(compiled.asm["cubin"]) if nvidia else _amd_resources(compiled.asm["amdgcn"])
-    text, pattern = (compiled.asm["ptx"], _MATRIX_PTX) if nvidia else (compiled.asm["amdgcn"], _MATRIX_GCN)
-    matrix = ", ".join(sorted(set(pattern.findall(text))))
-    problems = []
+    text = compiled.asm["ptx" if nvidia else "amdgcn"]
+    matrix = matrix_instructions(text)
+    problems = [f"{kind} product is emulated" for kind in emulated_products(compiled.asm["ttir"], text)]
     if spilled:
         problems.append(f"spills {spilled} bytes per lane")
     if compiled.metadata.shared > facts.shared_memory:
@@ -66,7 +67,8 @@ def check_case(case: Case, arch: str) -> Outcome:
         registers=registers,
         spill_bytes=spilled,
         shared=compiled.metadata.shared,
-        matrix=matrix,
+        matrix=", ".join(matrix),
+        loads=global_loads(text),
         seconds=seconds,
         problems=tuple(problems),
     )

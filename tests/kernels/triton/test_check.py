@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed")
 
 from twofold.kernels.triton import cases as case_list
-from twofold.kernels.triton import check_report
+from twofold.kernels.triton import check_isa, check_report
 from twofold.kernels.triton.check import TARGETS
 from twofold.kernels.triton.check_compile import Outcome
 from twofold.kernels.triton.check_pool import run_forked
@@ -23,7 +23,7 @@ def run_check(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_compiles_for_both_vendors_and_finds_matrix_instructions() -> None:
-    result = run_check("--targets", "sm_90,gfx942", "--match", "w3g128 sym 16 rows bf16")
+    result = run_check("--targets", "sm_90,gfx942", "--match", "w3g128 sym 16 rows bf16", "--no-cost")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "mma.sync" in result.stdout and "v_mfma_f32_16x16x16_bf16" in result.stdout
     assert "2 passed, 0 refused, 0 failed" in result.stdout
@@ -35,7 +35,7 @@ import sys
 from twofold.kernels.triton import check, launch_table
 from twofold.kernels.triton.launch_table import DEFAULT, AttentionLaunch
 launch_table.ATTENTION["prefill", 256, 2] = {DEFAULT: AttentionLaunch(128, 128, 4, 3)}
-sys.exit(check.main(["--targets", "sm_89", "--match", "prefill D=256 bf16 window"]))
+sys.exit(check.main(["--targets", "sm_89", "--match", "prefill D=256 bf16 window", "--no-cost"]))
 """
 
 
@@ -88,14 +88,55 @@ def test_a_crash_or_a_hang_costs_only_its_own_case() -> None:
 
 def test_the_table_goes_between_the_markers(tmp_path: Path) -> None:
     lines = [
-        check_report.Line("sm_90", "rope", "a", Outcome(registers=20, shared=2048, matrix="mma.sync")),
+        check_report.Line("sm_90", "rope", "a", Outcome(registers=20, shared=2048, matrix="mma.sync", seconds=1.5)),
         check_report.Line("sm_90", "rope", "b", Outcome(registers=30, problems=("spills",))),
         check_report.Line("gfx942", "rope", "a", Outcome(refused="no")),
     ]
     document = tmp_path / "kernels.md"
-    document.write_text(f"before\n{check_report.START}\nold\n{check_report.END}\nafter\n")
-    check_report.write_markdown(document, check_report.markdown(lines))
+    start, end = check_report.markers(check_report.CHECK_TABLE)
+    document.write_text(f"before\n{start}\nold\n{end}\nafter\n")
+    check_report.write_markdown(document, check_report.CHECK_TABLE, check_report.markdown(lines))
     text = document.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert "| rope | sm_90 | 2 | 30 | 2.0 KiB (227) | mma.sync | 0 | 1 |" in text
-    assert "| rope | gfx942 | 0 | 0 | 0.0 KiB (64) |  | 1 | 0 |" in text
+    assert "| rope | sm_90 | 2 | 30 | 2.0 KiB (227) | mma.sync | 1.5 | 0 | 1 |" in text
+    assert "| rope | gfx942 | 0 | 0 | 0.0 KiB (64) |  | 0.0 | 1 | 0 |" in text
+
+
+def test_unknown_targets_are_named() -> None:
+    result = run_check("--targets", "sm_90,gfx9999")
+    assert result.returncode == 2
+    assert "'sm_90,gfx9999'" in result.stderr and "gfx942" in result.stderr
+
+
+PTX = """
+\tld.global.v4.b32 \t{ %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];
+\t@%p1 ld.global.L1::evict_first.v2.b64 { %rd5, %rd6 }, [ %rd4 ];
+\tld.global.u8 %r7, [ %rd1 ];
+\tcp.async.cg.shared.global [ %r43 + 0 ], [ %rd7 + 0 ], 0x10, %r44;
+\tcp.async.ca.shared.global [ %r43 + 0 ], [ %rd7 + 0 ], 0x4;
+\tmma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 { %r1 }, { %r2 }, { %r3 }, { %r4 };
+"""
+GCN = """
+\tglobal_load_dwordx4 v[4:7], v[0:1], off
+\tbuffer_load_dword v2, v3, s[4:7], 0 offen
+\tglobal_load_d16_b16 v1, v[2:3], off
+\tglobal_load_ubyte v1, v[2:3], off
+\tv_mfma_f32_16x16x16_bf16 a[0:3], v[2:3], v[4:5], a[0:3]
+"""
+FP8_DOT = "%8 = tt.dot %1, %2, %3, inputPrecision = tf32 : tensor<64x128xf8E4M3FN> * tensor<128x64xf8E4M3FN> -> x"
+INT8_DOT = "%8 = tt.dot %1, %2, %3 : tensor<16x32xi8> * tensor<32x16xi8> -> tensor<16x16xi32>"
+
+
+def test_loads_are_counted_by_their_width() -> None:
+    assert check_isa.global_loads(PTX) == "3x16 1x4 1x1"
+    assert check_isa.global_loads(GCN) == "1x16 1x4 1x2 1x1"
+
+
+def test_8_bit_products_need_8_bit_matrix_instructions() -> None:
+    assert check_isa.matrix_instructions(PTX) == ["mma.sync"]
+    assert check_isa.matrix_instructions(GCN) == ["v_mfma_f32_16x16x16_bf16"]
+    assert check_isa.emulated_products(FP8_DOT, PTX) == []
+    assert check_isa.emulated_products(FP8_DOT, GCN) == ["fp8"]
+    assert check_isa.emulated_products(INT8_DOT, PTX) == ["int8"]
+    assert check_isa.emulated_products(INT8_DOT, "v_mfma_i32_16x16x32_i8 a[0:3], v[2:3]") == []
+    assert check_isa.emulated_products("", GCN) == []

@@ -1,4 +1,4 @@
-"""``twofold bench``: figures of the offline engine (latency, throughput) or of any running server (serve)."""
+"""``twofold bench``: figures of the offline engine (latency, throughput), of any server (serve), of kernels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, TwofoldError
+from . import bench_kernels
 from .engine_options import add_engine_arguments, engine_config
 from .load_generator import Load
 from .parser import natural_int, number, positive_int
@@ -19,7 +20,7 @@ _SERVE = Load()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the three benchmarks and their options."""
+    """Declare the benchmarks and their options."""
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, title="kinds")
     latency = kinds.add_parser("latency", help="one batch at a time: time to first token, time per token, GB/s")
     add_engine_arguments(latency)
@@ -36,12 +37,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_lengths(throughput, 256, 64)
     serve = kinds.add_parser("serve", help="load on any OpenAI-compatible server: TTFT, ITL, TPOT, tokens/s")
     _add_serve_arguments(serve)
-    for kind in (latency, throughput, serve):
+    kernels = kinds.add_parser("kernels", help="every kernel: GB/s and TFLOP/s, or a check by compiling, without a GPU")
+    bench_kernels.add_arguments(kernels)
+    for kind in (latency, throughput, serve, kernels):
         kind.add_argument("--json", metavar="FILE", help="write the figures as JSON to FILE, - for the terminal")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run one benchmark and print its figures."""
+    if args.kind == "kernels":
+        return bench_kernels.run(args)
     if args.kind == "serve":
         figures = _serve(args)
         rows = _serve_rows(figures)
@@ -54,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json != "-":
         print(table(rows))
     if args.json:
-        _write_json(figures, args.json)
+        write_json(figures, args.json)
     return 1 if figures.get("num_failed") else 0
 
 
@@ -150,7 +155,8 @@ def _serve_rows(figures: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _write_json(figures: dict[str, Any], target: str) -> None:
+def write_json(figures: dict[str, Any], target: str) -> None:
+    """To a file, or the terminal for ``-``."""
     text = json.dumps(figures, indent=2)
     if target == "-":
         print(text)

@@ -29,6 +29,9 @@ class Bounds:
     copy: float
     product: float
 
+    def __str__(self) -> str:
+        return f"copy {self.copy / 1e9:.0f} GB/s, matrix product {self.product / 1e12:.2f} TFLOP/s"
+
     def seconds(self, workload: Workload) -> float:
         """The least time for a workload. 8-bit products may beat it: the product measured is a 16-bit one."""
         return max(workload.num_bytes / self.copy, workload.operations / self.product)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NOT_SEEN = -1
+MAX_COLUMNS = 1 << 22  # weights of at most 2^40 then sum up to less than 2^63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

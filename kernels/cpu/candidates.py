@@ -9,9 +9,10 @@ import torch
 
 from ...platforms.spec import DeviceSpec
 from ...quant.scheme import Dense, WeightOnly
-from ..problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainProblem, dtype_name
+from ..problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainProblem, SamplingProblem, dtype_name
 from ..registry import Candidate, Quality, Registry
-from . import attention, elementwise, fused, linear
+from ..sampling_options import MAX_COLUMNS
+from . import attention, elementwise, fused, linear, sampling
 from .library import unavailable
 
 _BITS = (2, 4, 8)
@@ -28,6 +29,14 @@ def register_cpu_ops(registry: Registry) -> None:
     for op, run in plain.items():
         registry.register(
             Candidate(op=op, name="c_float32", quality=Quality.NATIVE, can_run=_plain, run=run, own_threads=True)
+        )
+    for op, run in {
+        "argmax": sampling.argmax,
+        "draw_tokens": sampling.draw_tokens,
+        "edit_logits": sampling.edit_logits,
+    }.items():
+        registry.register(
+            Candidate(op=op, name="c_float32", quality=Quality.NATIVE, can_run=_sampling, run=run, own_threads=True)
         )
     registry.register(
         Candidate(
@@ -94,6 +103,12 @@ def _float32(dtype: torch.dtype) -> str | None:
 
 
 def _plain(spec: DeviceSpec, problem: PlainProblem) -> str | None:
+    return _float32(problem.dtype)
+
+
+def _sampling(spec: DeviceSpec, problem: SamplingProblem) -> str | None:
+    if problem.vocab_size > MAX_COLUMNS:
+        return f"sums over {problem.vocab_size} tokens may overflow; it takes up to {MAX_COLUMNS}"
     return _float32(problem.dtype)
 
 

@@ -22,7 +22,6 @@ from torch import Tensor
 from ..sampling_options import NOT_SEEN, DrawOptions, LogitEdits
 
 WEIGHT_ONE = float(1 << 40)  # the weight of the most probable token
-MAX_COLUMNS = 1 << 22  # so that a row's weights sum up to less than 2^63
 _MAX_RANKED = 1024  # up to here a row's best are picked, beyond it sorted
 
 

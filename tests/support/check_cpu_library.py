@@ -9,8 +9,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import expected_attention, make_case
+from sampling_cases import check_ugly, random_edits
 from twofold.kernels import reference
-from twofold.kernels.cpu import attention, elementwise, library, linear
+from twofold.kernels.cpu import attention, elementwise, library, linear, sampling
 from twofold.platforms import cpu_threads
 from twofold.quant.canonical import DenseWeight, PackedWeight, dequantize, pack
 from twofold.quant.scheme import WeightOnly
@@ -70,6 +71,16 @@ def check_elementwise() -> None:
         torch.testing.assert_close(elementwise.rope(q.clone(), k.clone(), table, positions, interleaved), expected)
 
 
+def check_sampling() -> None:
+    for num_columns in (2, 255, 1000):
+        check_ugly(sampling.draw_tokens, num_columns)
+    logits, edits = random_edits(5, 300)
+    expected = logits.clone()
+    reference.edit_logits(expected, edits)
+    sampling.edit_logits(logits, edits)
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-6)
+
+
 def main(path: str) -> None:
     opened = library.open_library(Path(path))
     library.load = lambda: opened  # type: ignore[assignment]
@@ -78,6 +89,7 @@ def main(path: str) -> None:
     check_linear()
     check_attention()
     check_elementwise()
+    check_sampling()
 
 
 if __name__ == "__main__":

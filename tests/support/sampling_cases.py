@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from twofold.engine.core.randomness import uniform
-from twofold.kernels.sampling_options import DrawOptions
+from twofold.kernels.sampling_options import DrawOptions, LogitEdits
 
 Draw = Callable[[Tensor, DrawOptions], Tensor]
 Row = dict[str, float]
@@ -123,3 +123,20 @@ def chi_square(draw: Draw, num_draws: int, row: Row) -> tuple[float, int]:
     means = np.append(expected[common], expected[~common].sum())
     counts, means = counts[means > 0], means[means > 0]
     return float(((counts - means) ** 2 / means).sum()), len(means) - 1
+
+
+def random_edits(num_rows: int, num_columns: int) -> tuple[Tensor, LogitEdits]:
+    """Logits, and edits of about a third of their entries: seen or not, biased, banned."""
+    generator = np.random.default_rng(num_columns)
+    places = np.flatnonzero(generator.random(num_rows * num_columns) < 0.3)
+    bias = generator.choice(np.array([0.0, 2.5, -1.0, -np.inf], dtype=np.float32), len(places))
+    edits = LogitEdits(
+        rows=places // num_columns,
+        tokens=places % num_columns,
+        counts=generator.integers(-1, 5, len(places)).astype(np.int32),
+        bias=bias,
+        repetition_penalty=generator.uniform(0.5, 2, num_rows).astype(np.float32),
+        presence_penalty=generator.uniform(-2, 2, num_rows).astype(np.float32),
+        frequency_penalty=generator.uniform(-2, 2, num_rows).astype(np.float32),
+    )
+    return torch.randn(num_rows, num_columns, generator=torch.Generator().manual_seed(0)) * 3, edits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 from twofold.kernels.reference import argmax, draw_tokens, edit_logits
-from twofold.kernels.sampling_options import DrawOptions, LogitEdits
+from twofold.kernels.sampling_options import LogitEdits
 
 
 def drawn_set(logits: torch.Tensor, **row: float) -> set[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -51,6 +52,13 @@ class Checkpoint(ABC):
             raise CheckpointError(f"tensor {name} is missing from {self.location(name)}")
         self.taken.add(name)
         return self._read(name)
+
+    def rows(self, name: str) -> Iterator[tuple[int, Tensor]]:
+        """(first row, some rows of the tensor) until all were read; what it yields is valid until the next.
+
+        It counts as taken; CheckpointError when it is missing. A tensor [] or of no elements is read at once.
+        """
+        yield 0, self.get(name)
 
     def unused(self) -> list[str]:
         """Names that nothing has taken yet, sorted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 from ...errors import CheckpointError, UnsupportedError
 from ...log import get_logger
 from .checkpoint import Checkpoint
-from .safetensors_header import DTYPES, TensorEntry, read_header, read_tensor
+from .safetensors_header import DTYPES, TensorEntry, read_header
+from .safetensors_read import read_rows, read_tensor
 from .weight_files import INDEX_FILE, SINGLE_FILE, weight_files, weight_map_of
 
 logger = get_logger(__name__)
@@ -47,6 +49,14 @@ class SafetensorsCheckpoint(Checkpoint):
         if name not in self._entries:
             raise CheckpointError(f"tensor {name} is missing from {self.location(name)}")
         return self._entries[name]
+
+    def rows(self, name: str) -> Iterator[tuple[int, Tensor]]:
+        self.dtype(name)  # refuses what has no dtype in torch
+        if not self._entries[name].shape:
+            yield from super().rows(name)
+            return
+        self.taken.add(name)
+        yield from read_rows(name, self._entries[name])
 
     def _read(self, name: str) -> Tensor:
         self.dtype(name)  # refuses what has no dtype in torch

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ...errors import CheckpointError
 
@@ -75,26 +73,3 @@ def _check_size(file: Path, size: int, entries: dict[str, TensorEntry]) -> None:
             f"{file} is cut off at {size} of {max(entry.end for entry in entries.values())} bytes; "
             f"tensor {cut[0]}{more} cannot be read: fetch the file again"
         )
-
-
-def read_tensor(name: str, entry: TensorEntry) -> Tensor:
-    """A tensor's data in memory of its own; ``entry.dtype`` is one of ``DTYPES``.
-
-    Read and not mapped: pages of a mapped file would stay in this process's memory beside the weights made of them.
-    """
-    dtype, size = DTYPES[entry.dtype], entry.end - entry.start
-    if size != math.prod(entry.shape) * dtype.itemsize:
-        raise CheckpointError(
-            f"tensor {name} in {entry.file} is {entry.dtype} {list(entry.shape)} but has {size} bytes: a damaged file"
-        )
-    data = torch.empty(size, dtype=torch.uint8)
-    view = data.numpy().data
-    with entry.file.open("rb", buffering=0) as stream:
-        stream.seek(entry.start)
-        done = 0
-        while done < size:
-            count = stream.readinto(view[done:])
-            if not count:
-                raise CheckpointError(f"{entry.file} was cut off while tensor {name} was being read; fetch it again")
-            done += count
-    return data.view(dtype).view(entry.shape)

@@ -109,3 +109,26 @@ void twofold_pack_rows(const void *source, int kind, ptrdiff_t rows, ptrdiff_t c
     ptrdiff_t count = (first_row + rows - 1) / PANEL - first_row / PANEL + 1;
     team_run(pack_rows, &p, count, team_grain(PIECE_WORK, columns * PANEL));
 }
+
+struct byte_packing {
+    const uint8_t *source;
+    ptrdiff_t rows, columns, row_stride, column_stride, first_row;
+    uint8_t *panels;
+};
+
+static void pack_bytes(void *arg, ptrdiff_t first, ptrdiff_t last) {
+    const struct byte_packing *p = arg;
+    for (ptrdiff_t row = first; row < last; row++) {
+        ptrdiff_t place = p->first_row + row;
+        uint8_t *out = p->panels + place / PANEL * p->columns * PANEL + place % PANEL;
+        const uint8_t *from = p->source + row * p->row_stride;
+        for (ptrdiff_t k = 0; k < p->columns; k++) out[k * PANEL] = from[k * p->column_stride];
+    }
+}
+
+/* The same for one byte per element: zeros of groups. */
+void twofold_pack_bytes(const uint8_t *source, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t row_stride, ptrdiff_t column_stride,
+                        ptrdiff_t first_row, uint8_t *panels) {
+    struct byte_packing p = {source, rows, columns, row_stride, column_stride, first_row, panels};
+    team_run(pack_bytes, &p, rows, team_grain(PIECE_WORK, columns));
+}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -224,8 +225,9 @@ def _put_zeros(zeros: Tensor, first_row: int, panels: Tensor) -> None:
     if panels.dtype is torch.float32:
         pack_rows(_packable(zeros), first_row, panels)
         return
-    rows = torch.arange(first_row, first_row + zeros.shape[0])
-    panels[rows // panels.shape[2], :, rows % panels.shape[2]] = zeros
+    functions.twofold_pack_bytes(
+        zeros.data_ptr(), *zeros.shape, zeros.stride(0), zeros.stride(1), first_row, panels.data_ptr()
+    )
 
 
 def _spread_rows(values: Tensor, *, block_rows: int, rows: int) -> Tensor:

@@ -97,7 +97,7 @@ class AWQFormat(Format):
     def _load(self, source: TensorSource, module: str, dtype: torch.dtype) -> CanonicalWeight:
         if is_packed(source, module, self.scheme(module)):
             return _Reader(source, module, self.config).read()
-        return load_dense(source, module, dtype)
+        return load_dense(source, module)
 
 
 class _Reader:

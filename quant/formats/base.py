@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ...errors import CheckpointError, UnsupportedError
-from ..canonical import CanonicalWeight
+from ..canonical import CanonicalWeight, DenseWeight, PackedWeight
 from ..scheme import Scheme, WeightOnly
 from .base_source import TensorSource
 from .dtypes import is_plain, is_stored_plain
@@ -55,7 +56,27 @@ class Format(ABC):
 
         CheckpointError when tensors are missing or do not fit each other.
         """
+        weight = self.load_as_stored(source, module, dtype)
+        if isinstance(weight, DenseWeight):
+            return DenseWeight(weight.weight.to(dtype))
+        if isinstance(weight, PackedWeight):
+            return replace(weight, qweight=weight.qweight.contiguous())
+        return weight
+
+    def load_as_stored(self, source: TensorSource, module: str, dtype: torch.dtype) -> CanonicalWeight:
+        """``load`` without a copy where the canonical layout is a view of what is stored.
+
+        A dense weight keeps its stored dtype unless it had to be computed, and ``qweight`` may have any strides.
+        """
         return self._load(source, stored_module(source, module), dtype)
+
+    def plain_tensor(self, source: TensorSource, module: str) -> str | None:
+        """The tensor that is all there is of a module and that is used as it is, so that it can be read in pieces."""
+        stored = stored_module(source, module)
+        present = [name for name in self.tensor_names(stored) if source.has(name)]
+        if self.quantizes or present != [f"{stored}.weight"] or not is_stored_plain(source, stored):
+            return None
+        return present[0] if len(source.shape(present[0])) == 2 else None
 
     def load_bias(self, source: TensorSource, module: str, dtype: torch.dtype) -> Tensor | None:
         """The stored bias [N], or None when there is none or it is all zero.

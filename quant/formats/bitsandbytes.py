@@ -58,7 +58,7 @@ class BitsAndBytesFormat(Format):
 
     def _load(self, source: TensorSource, module: str, dtype: torch.dtype) -> CanonicalWeight:
         if not source.has(f"{module}.weight") or is_stored_plain(source, module):
-            return load_dense(source, module, dtype)
+            return load_dense(source, module)
         if source.dtype(f"{module}.weight") is torch.int8:
             return self._read_int8(source, module)
         return DenseWeight(_read_four_bit(source, module).to(dtype))

@@ -89,7 +89,7 @@ class CompressedTensorsFormat(Format):
         if is_stored_plain(source, module):
             if source.has(f"{module}.weight_scale"):
                 log.warning("%s is stored in 16 bits or more: the scale beside it is not used", module)
-            return load_dense(source, module, dtype)
+            return load_dense(source, module)
         scheme = self._declared(source, module)
         if isinstance(scheme, Int8 | Fp8):
             return read_eight_bit(

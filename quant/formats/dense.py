@@ -28,14 +28,14 @@ class DenseFormat(Format):
         )
 
     def _load(self, source: TensorSource, module: str, dtype: torch.dtype) -> DenseWeight:
-        return load_dense(source, module, dtype)
+        return load_dense(source, module)
 
     def tensor_names(self, module: str) -> tuple[str, ...]:
         return (f"{module}.weight",)
 
 
-def load_dense(source: TensorSource, module: str, dtype: torch.dtype) -> DenseWeight:
-    """Read ``<module>.weight`` as [N, K]."""
+def load_dense(source: TensorSource, module: str) -> DenseWeight:
+    """Read ``<module>.weight`` as [N, K], in the dtype that it is stored in."""
     name = f"{module}.weight"
     weight = source.get(name)
     if weight.dim() != 2 or not is_plain(weight.dtype):
@@ -43,4 +43,4 @@ def load_dense(source: TensorSource, module: str, dtype: torch.dtype) -> DenseWe
             f"{name} in {source.location(name)} is {weight.dtype} {list(weight.shape)}; "
             f"a plain linear layer needs a floating-point matrix [N, K]"
         )
-    return DenseWeight(weight.to(dtype))
+    return DenseWeight(weight)

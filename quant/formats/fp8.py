@@ -142,7 +142,7 @@ class Fp8Format(Format):
             if any(source.has(f"{module}.{part}") for part in _SCALES):
                 log.debug("%s is stored in 16 bits or more: the scale beside it is not used", module)
                 self._take_scales(source, module)
-            return load_dense(source, module, dtype)
+            return load_dense(source, module)
         scheme, name = self.config.fp8_scheme(), self._scale_name(source, module)
         if source.has(name):
             return read_eight_bit(source, module, scheme, name)

@@ -61,7 +61,7 @@ class GPTQFormat(Format):
         """What is stored decides, whatever the config says: ``qweight`` is quantized, ``weight`` is dense."""
         if is_packed(source, module, self.scheme(module)):
             return _PackedReader(source, module, self.config).read()
-        return load_dense(source, module, dtype)
+        return load_dense(source, module)
 
 
 class _PackedReader:
@@ -121,7 +121,7 @@ class _PackedReader:
 
     def _read_codes(self, perm: Tensor | None) -> Tensor:
         """qweight along K for every output feature: the canonical stream is the stored one, transposed."""
-        words = self.source.get(f"{self.module}.qweight").T.contiguous()
+        words = self.source.get(f"{self.module}.qweight").T
         if perm is None:
             return words
         return pack(unpack(words, self.bits, self.columns)[:, perm.long()], self.bits)

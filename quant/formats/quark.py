@@ -56,7 +56,7 @@ class QuarkFormat(Format):
 
     def _load(self, source: TensorSource, module: str, dtype: torch.dtype) -> CanonicalWeight:
         if is_stored_plain(source, module):
-            return load_dense(source, module, dtype)
+            return load_dense(source, module)
         scheme = self._declared(source, module)
         scale, zero = f"{module}.weight_scale", f"{module}.weight_zero_point"
         if isinstance(scheme, Int8 | Fp8):

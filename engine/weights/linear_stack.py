@@ -1,0 +1,100 @@
+"""LinearStack: modules become one prepared matrix while they stream in, each part going straight to its place."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels.kernel_set import KernelSet
+from ...kernels.problems import LinearProblem
+from ...kernels.registry import Assembly, Candidate
+from ...quant.canonical import CanonicalWeight, DenseWeight, EightBitWeight, MicroScaledWeight, PackedWeight, merge
+
+# The field of each kind of weight that holds nearly all of its bytes.
+_BIG = {DenseWeight: "weight", PackedWeight: "qweight", EightBitWeight: "codes", MicroScaledWeight: "codes"}
+
+
+class LinearStack:
+    """A matrix of ``num_rows`` rows on ``device``, made of modules along N.
+
+    For each module ``begin``, then ``put`` its rows, all at once or a few at a time; then ``finish``. Beside the final
+    matrix only what was put last is in memory, where the kernel can take parts, else the canonical matrix too.
+    """
+
+    def __init__(self, kernels: KernelSet, dtype: torch.dtype, device: torch.device, num_rows: int) -> None:
+        self._kernels, self._dtype, self._device, self._num_rows = kernels, dtype, device, num_rows
+        self._outlines: list[CanonicalWeight] = []
+        self._first_row = self._next_row = 0
+        self._candidate: Candidate | None = None
+        self._assembly: Assembly | None = None
+        self._matrix: Tensor | None = None
+
+    def begin(self, outline: CanonicalWeight) -> bool:
+        """Announce the next module by its outline; False when it cannot share the matrix of those before it."""
+        self._outlines.append(outline)
+        self._first_row, self._next_row = self._next_row, self._next_row + outline.shape[0]
+        if len(self._outlines) == 1:
+            self._candidate = self._kernels.select_candidate("linear", self._problem(outline))
+            if self._candidate.assemble is not None:
+                self._assembly = self._candidate.assemble(self._problem(outline))
+            return True
+        merged = merge(self._outlines)
+        if len(merged) > 1:
+            return False
+        return self._assembly is None or self._select(merged[0]) is self._candidate
+
+    def put(self, first_row: int, part: CanonicalWeight) -> None:
+        """Rows of the module that was begun last, from ``first_row`` of it on."""
+        if self._assembly is not None:
+            self._assembly.put(self._first_row + first_row, part)
+            return
+        tensor = _big(part)
+        dtype = _big(self._outlines[0]).dtype
+        if tensor.shape[0] == self._num_rows:
+            self._matrix = tensor.to(device=self._device, dtype=dtype).contiguous()
+            return
+        if self._matrix is None:
+            self._matrix = torch.empty((self._num_rows, *tensor.shape[1:]), dtype=dtype, device=self._device)
+        place = self._first_row + first_row
+        self._matrix[place : place + tensor.shape[0]].copy_(tensor)
+
+    def finish(self) -> tuple[CanonicalWeight, Any]:
+        """The whole matrix's outline, and what its kernel runs on."""
+        outline = merge(self._outlines)[0]
+        if self._assembly is not None:
+            return outline, self._assembly.finish()
+        assert self._matrix is not None, "a matrix has parts"
+        weight = to_device(dataclasses.replace(outline, **{_BIG[type(outline)]: self._matrix}), self._device)
+        candidate = self._select(outline)
+        assert candidate.prepare is not None, f"linear candidate {candidate.name} has no prepare"
+        return outline, candidate.prepare(weight, self._dtype)
+
+    def _select(self, outline: CanonicalWeight) -> Candidate:
+        return self._kernels.select_candidate("linear", self._problem(outline))
+
+    def _problem(self, outline: CanonicalWeight) -> LinearProblem:
+        columns = outline.shape[1]
+        return LinearProblem(scheme=outline.scheme, in_features=columns, out_features=self._num_rows, dtype=self._dtype)
+
+
+def outline_of(weight: CanonicalWeight, dtype: torch.dtype) -> CanonicalWeight:
+    """The weight with its scales but without its large tensor; ``dtype`` is what a dense one will have."""
+    tensor = _big(weight)
+    kept = dtype if isinstance(weight, DenseWeight) else tensor.dtype
+    hollow = torch.empty(tensor.shape, dtype=kept, device="meta")
+    return dataclasses.replace(weight, **{_BIG[type(weight)]: hollow})
+
+
+def to_device(weight: CanonicalWeight, device: torch.device) -> CanonicalWeight:
+    """The weight with all its tensors on a device."""
+    values = {field.name: getattr(weight, field.name) for field in dataclasses.fields(weight)}
+    moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+    return dataclasses.replace(weight, **moved)  # type: ignore[arg-type]
+
+
+def _big(weight: CanonicalWeight) -> Tensor:
+    tensor: Tensor = getattr(weight, _BIG[type(weight)])
+    return tensor

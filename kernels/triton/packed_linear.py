@@ -32,6 +32,63 @@ GATHER_ROWS = 16
 
 
 @triton.jit
+def packed_product(
+    x_rows: tl.tensor,
+    row_mask: tl.tensor,
+    stream_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    zeros_ptr: tl.tensor,
+    perm_ptr: tl.tensor,
+    outputs: tl.tensor,
+    output_mask: tl.tensor,
+    first_step: tl.tensor,
+    last_step: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    group_size: tl.tensor,
+    stream_row_stride: tl.tensor,
+    BITS: tl.constexpr,
+    PACK: tl.constexpr,
+    GROUPING: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_PERM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+) -> tl.tensor:
+    """float32 [BLOCK_M, BLOCK_N]: rows at ``x_rows`` [BLOCK_M, 1] times a weight, over some steps of K."""
+    acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    for step in range(first_step, last_step):
+        start = step * BLOCK_K
+        columns = start + tl.arange(0, BLOCK_K)
+        if HAS_PERM:
+            features = tl.load(perm_ptr + columns, mask=columns < K, other=0)
+        else:
+            features = columns
+        x = tl.load(x_rows + features[None, :], mask=row_mask[:, None] & (columns < K)[None, :], other=0.0)
+        codes = load_codes(
+            stream_ptr, outputs, output_mask, start // PACK, stream_row_stride, BITS, PACK, BLOCK_N, BLOCK_K
+        )
+        if GROUPING == "tile":
+            group = (start // group_size) * N + outputs
+            scales = tl.load(scales_ptr + group, mask=output_mask, other=0.0).to(tl.float32)
+            if HAS_ZEROS:
+                zeros = tl.load(zeros_ptr + group, mask=output_mask, other=0).to(tl.int32)
+                weight = to_float(codes) - to_float(zeros)[:, None]
+            else:
+                weight = to_float(codes) - (1 << (BITS - 1))
+            product = tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee")
+            acc += product * scales[None, :]
+        else:
+            weight = scaled_weight(
+                codes, scales_ptr, zeros_ptr, outputs, output_mask, start, N, K, group_size,
+                BITS, PACK, GROUPING, HAS_ZEROS, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
+            acc = tl.dot(x, tl.trans(weight.to(x.dtype)), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
 def packed_linear_kernel(
     x_ptr: tl.tensor,
     stream_ptr: tl.tensor,
@@ -64,39 +121,15 @@ def packed_linear_kernel(
     row_mask = rows < num_rows
     output_mask = outputs < N
     x_rows = x_ptr + rows.to(tl.int64)[:, None] * x_row_stride
-    acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     first_step = 0
     last_step = tl.cdiv(K, BLOCK_K)
     if SPLIT:
         first_step = tl.program_id(2) * steps_per_split
         last_step = tl.minimum(first_step + steps_per_split, last_step)
-    for step in range(first_step, last_step):
-        start = step * BLOCK_K
-        columns = start + tl.arange(0, BLOCK_K)
-        if HAS_PERM:
-            features = tl.load(perm_ptr + columns, mask=columns < K, other=0)
-        else:
-            features = columns
-        x = tl.load(x_rows + features[None, :], mask=row_mask[:, None] & (columns < K)[None, :], other=0.0)
-        codes = load_codes(
-            stream_ptr, outputs, output_mask, start // PACK, stream_row_stride, BITS, PACK, BLOCK_N, BLOCK_K
-        )
-        if GROUPING == "tile":
-            group = (start // group_size) * N + outputs
-            scales = tl.load(scales_ptr + group, mask=output_mask, other=0.0).to(tl.float32)
-            if HAS_ZEROS:
-                zeros = tl.load(zeros_ptr + group, mask=output_mask, other=0).to(tl.int32)
-                weight = to_float(codes) - to_float(zeros)[:, None]
-            else:
-                weight = to_float(codes) - (1 << (BITS - 1))
-            product = tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee")
-            acc += product * scales[None, :]
-        else:
-            weight = scaled_weight(
-                codes, scales_ptr, zeros_ptr, outputs, output_mask, start, N, K, group_size,
-                BITS, PACK, GROUPING, HAS_ZEROS, BLOCK_N, BLOCK_K,
-            )  # fmt: skip
-            acc = tl.dot(x, tl.trans(weight.to(x.dtype)), acc, input_precision="ieee")
+    acc = packed_product(
+        x_rows, row_mask, stream_ptr, scales_ptr, zeros_ptr, perm_ptr, outputs, output_mask, first_step, last_step,
+        N, K, group_size, stream_row_stride, BITS, PACK, GROUPING, HAS_ZEROS, HAS_PERM, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     mask = row_mask[:, None] & output_mask[None, :]
     if SPLIT:
         out_rows = tl.program_id(2).to(tl.int64) * num_rows + rows

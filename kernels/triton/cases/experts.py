@@ -1,4 +1,4 @@
-"""Mixtures of experts: routing, and sorting the choices by expert."""
+"""Mixtures of experts: routing, sorting the choices by expert, the products, the weighted sum."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from collections.abc import Iterator
 
 import torch
 
-from .. import moe_align, moe_route
+from .. import expert_dense, expert_packed, expert_sum, moe_align, moe_route
+from ..launch_experts import dense_row
+from ..launch_table import LinearLaunch, Refused, linear_row
+from ..packed_linear import constants as packed_constants
+from ..unpack import codes_per_unit
 from .case import DTYPES, TYPE_NAMES, Case
 
+_ROWS_PER_EXPERT = (16, 64, 256)
 # Experts, choices, groups and eligible groups: Mixtral, Qwen3, DeepSeek V2 and V3.
+_TABLES = {f"{name}_ptr": "*i32" for name in ("ids", "order", "blocks")}
 _ROUTERS = ((8, 2, 1, 1), (128, 8, 1, 1), (160, 6, 8, 3), (256, 8, 8, 4), (512, 10, 1, 1))
 
 
@@ -17,6 +23,14 @@ def cases(arch: str) -> Iterator[Case]:
     """Every kernel of a mixture of experts."""
     yield from _route_cases()
     yield from _align_cases(arch)
+    for dtype in DTYPES:
+        for count in _ROWS_PER_EXPERT:
+            yield _dense_case(arch, dtype, count)
+            yield _packed_case(arch, dtype, count, 4, 128)
+        yield _sum_case(dtype)
+    for bits, group in ((2, 128), (3, 128), (4, 32), (8, 128)):
+        for count in _ROWS_PER_EXPERT:
+            yield _packed_case(arch, torch.bfloat16, count, bits, group, zeros=True, perm=group == 32)
 
 
 def _route_cases() -> Iterator[Case]:
@@ -48,7 +62,7 @@ def _route_cases() -> Iterator[Case]:
 
 
 def _align_cases(arch: str) -> Iterator[Case]:
-    tables = {"ids_ptr": "*i32", "counts_ptr": "*i32", "totals_ptr": "*i32", "order_ptr": "*i32", "blocks_ptr": "*i32"}
+    tables = {**_TABLES, "counts_ptr": "*i32", "totals_ptr": "*i32"}
     for experts in (8, 128, 512):
         bins = moe_align.num_bins(experts)
         yield Case(
@@ -80,3 +94,71 @@ def _align_cases(arch: str) -> Iterator[Case]:
                 ones=("num_experts",),
                 in_subset=experts == 128,
             )
+
+
+def _dense_case(arch: str, dtype: torch.dtype, count: int) -> Case:
+    name = TYPE_NAMES[dtype]
+    launch = dense_row(arch, count, dtype.itemsize)
+    if isinstance(launch, Refused):
+        return Case(op="dense_experts", variant=f"{count} rows {name}", refused=launch.reason)
+    return Case(
+        op="dense_experts",
+        variant=f"{count} rows {name}",
+        kernel=expert_dense.dense_experts_kernel,
+        types={f"{part}_ptr": f"*{name}" for part in ("x", "weight", "out")} | _TABLES,
+        constants=expert_dense.constants(launch, aligned=True),
+        options=_options(launch),
+        ones=("num_blocks", "num_experts", "choices_per_row"),
+        needs_matrix=dtype is not torch.float32,
+        in_subset=dtype is torch.bfloat16,
+    )
+
+
+def _packed_case(
+    arch: str, dtype: torch.dtype, count: int, bits: int, group: int, *, zeros: bool = False, perm: bool = False
+) -> Case:
+    name = TYPE_NAMES[dtype]
+    launch = linear_row(arch, count, dtype.itemsize)
+    variant = f"w{bits}g{group}{' asym' * zeros}{' act-order' * perm} {count} rows {name}"
+    if isinstance(launch, Refused):
+        return Case(op="packed_experts", variant=variant, refused=launch.reason)
+    stream = {
+        "stream_ptr": "*u8" if bits == 3 else "*i32",
+        "scales_ptr": "*fp16",
+        "zeros_ptr": "*u8",
+        "perm_ptr": "*i32",
+    }
+    return Case(
+        op="packed_experts",
+        variant=variant,
+        kernel=expert_packed.packed_experts_kernel,
+        types={"x_ptr": f"*{name}", "out_ptr": f"*{name}", **stream, **_TABLES},
+        constants={
+            **packed_constants(launch, bits, codes_per_unit(bits), group),
+            "ALIGNED": count > 16,
+            "HAS_ZEROS": zeros,
+            "HAS_PERM": perm,
+        },
+        options=_options(launch),
+        ones=("num_blocks", "num_experts", "choices_per_row", "num_groups"),
+        needs_matrix=dtype is not torch.float32,
+        in_subset=dtype is torch.bfloat16 and bits == 4 and not perm,
+    )
+
+
+def _sum_case(dtype: torch.dtype) -> Case:
+    name = TYPE_NAMES[dtype]
+    return Case(
+        op="sum_experts",
+        variant=name,
+        kernel=expert_sum.sum_experts_kernel,
+        types={"rows_ptr": f"*{name}", "weights_ptr": "*fp32", "out_ptr": f"*{name}"},
+        constants={"BLOCK": expert_sum.BLOCK},
+        options={"num_warps": 4},
+        ones=("top_k",),
+        in_subset=dtype is torch.bfloat16,
+    )
+
+
+def _options(launch: LinearLaunch) -> dict[str, int]:
+    return {"num_warps": launch.num_warps, "num_stages": launch.num_stages, **launch.options}

@@ -70,28 +70,43 @@ def allocate_kv_cache(
     dtype: torch.dtype,
     device: torch.device | str,
     value_head_size: int | None = None,
+    static_scales: tuple[Tensor, Tensor] | None = None,
 ) -> KVCache:
-    """One layer's cache; one of int8 or fp8 with room for a scale per token and head.
+    """One layer's cache; one of int8 or fp8 with room for a scale per token and head, or with calibrated ones.
 
-    Not cleared: on the CPU no page is touched before a token is written there, so an unused pool costs no memory.
+    ``static_scales``: of keys and of values, one number or [G] each. Not cleared: on the CPU no page is touched before
+    a token is written there, so an unused pool costs no memory.
     """
     shape = num_blocks, block_size, num_kv_heads
     value_size = head_size if value_head_size is None else value_head_size
-    if torch.device(device).type == "cpu":
-        order = num_blocks, num_kv_heads, block_size
+    on_cpu = torch.device(device).type == "cpu"
+    if on_cpu:
         key = torch.empty((num_blocks, num_kv_heads, head_size, block_size), dtype=dtype).permute(0, 3, 1, 2)
-        value = torch.empty((*order, value_size), dtype=dtype).transpose(1, 2)
-        scales = [torch.empty(order).transpose(1, 2) for _ in range(2)] if is_scaled_dtype(dtype) else [None, None]
+        value = torch.empty((num_blocks, num_kv_heads, block_size, value_size), dtype=dtype).transpose(1, 2)
     else:
         key, value = (torch.empty((*shape, size), dtype=dtype, device=device) for size in (head_size, value_size))
-        scales = [torch.empty(shape, device=device) for _ in range(2)] if is_scaled_dtype(dtype) else [None, None]
+    if not is_scaled_dtype(dtype):
+        return KVCache(key, value)
+    if static_scales is not None:
+        scales = [scale.to(device, torch.float32).expand(shape) for scale in static_scales]
+        return KVCache(key, value, *scales, static_scales=True)
+    if on_cpu:
+        scales = [torch.empty((num_blocks, num_kv_heads, block_size)).transpose(1, 2) for _ in range(2)]
+    else:
+        scales = [torch.empty(shape, device=device) for _ in range(2)]
     return KVCache(key, value, *scales)
 
 
 def kv_block_bytes(
-    block_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, value_head_size: int | None = None
+    block_size: int,
+    num_kv_heads: int,
+    head_size: int,
+    dtype: torch.dtype,
+    value_head_size: int | None = None,
+    *,
+    static_scales: bool = False,
 ) -> int:
-    """Bytes that one block takes in one layer, keys and values together, with their scales."""
+    """Bytes that one block takes in one layer, keys and values together, with the scales of its tokens if any."""
     elements = head_size + (head_size if value_head_size is None else value_head_size)
-    scales = 2 * torch.float32.itemsize if is_scaled_dtype(dtype) else 0
+    scales = 2 * torch.float32.itemsize if is_scaled_dtype(dtype) and not static_scales else 0
     return block_size * num_kv_heads * (elements * dtype.itemsize + scales)

@@ -1,4 +1,4 @@
-/* Causal attention over a block table, float32, online softmax (arXiv:2205.14135) over tiles of KEY_TILE positions.
+/* Causal attention over a block table, float32 over caches of float32 or 8-bit codes, online softmax (arXiv:2205.14135) over tiles of KEY_TILE positions.
 
    A work item is one request, one KV head and up to BLOCK_ROWS query rows; a row is one (token, head) pair of the group that
    shares the KV head. Every SECTION of positions is summed up by itself and the sections' sums are merged in order, by one
@@ -7,13 +7,15 @@
    depends neither on its batch mates nor on how its prompt was cut into steps nor on the number of threads.
 
    Keys are read in place where LANES consecutive slots of a block lie side by side for each feature, values where a row of
-   features is contiguous and a multiple of PANEL long; else the tile is first copied into that form. */
+   features is contiguous and a multiple of PANEL long; else the tile is first copied into that form. Codes are decoded as they
+   are read, or once per tile where several groups of rows read it. The scale of a key multiplies its score, the scale of a value
+   its weight: one number each, however many features there are. */
 #include <math.h>
 #include <stdlib.h>
 
+#include "codes.h"
 #include "kernels.h"
 #include "parallel.h"
-#include "simd.h"
 
 #define KEY_TILE 128
 #define KEY_PARTS (KEY_TILE / LANES)
@@ -27,10 +29,13 @@
 #define UNROLL_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < rows; r++)
 #define UNROLL_VECS _Pragma("GCC unroll 4") for (int v = 0; v < PANEL_VECS; v++)
 
-/* Strides in elements: block, slot, head, feature. */
+/* Strides in elements: block, slot, head, feature; of the scales (none for float32) block, slot, head. */
 struct cache {
-    const float *data;
+    const char *data;
+    enum element kind;
     ptrdiff_t block, slot, head, feature;
+    const float *scale;
+    ptrdiff_t scale_block, scale_slot, scale_head;
 };
 
 struct attention {
@@ -63,9 +68,12 @@ struct scratch {
     float *query, *scores, *keys, *values;
     struct state part, whole; /* of one section, of all sections so far */
     ptrdiff_t width;
-    const float *key_part[KEY_PARTS];
+    /* The tile at hand: where the elements lie, and what a score and a weight of each position is multiplied by. */
+    enum element key_kind, value_kind;
+    const char *key_part[KEY_PARTS];
     ptrdiff_t key_step;
-    const float *value_row[KEY_TILE];
+    const char *value_row[KEY_TILE];
+    float score_factor[KEY_TILE], weight_factor[KEY_TILE];
 };
 
 static ptrdiff_t width_of(const struct attention *p) { return (p->head_size + PANEL - 1) / PANEL * PANEL; }
@@ -90,48 +98,89 @@ static struct scratch carve(const struct attention *p) {
     s.values = s.scores + scores + 2 * state_size(p);
     s.keys = s.values + values;
     s.query = s.keys + keys;
+    for (int i = 0; i < KEY_TILE; i++) s.score_factor[i] = p->scale, s.weight_factor[i] = 1.0f;
     return s;
 }
 
-static const float *slot(const struct attention *p, const struct cache *cache, const struct item *item, ptrdiff_t position) {
-    ptrdiff_t block = p->block_table[item->request * p->table_stride + position / p->block_size];
-    return cache->data + block * cache->block + position % p->block_size * cache->slot + item->kv_head * cache->head;
+/* `count` positions of one block, from `place` of a cache on, which are positions `at`.. of the tile. */
+struct run {
+    ptrdiff_t place, at, count;
+};
+
+static void copy_keys(const struct attention *p, struct scratch *s, const struct run *run) {
+    const struct cache *cache = &p->key;
+    ptrdiff_t whole = cache->slot == 1 ? run->count / LANES * LANES : 0;
+    for (ptrdiff_t d = 0; d < p->head_size; d++) {
+        float *copy = s->keys + d * KEY_TILE + run->at;
+        ptrdiff_t place = run->place + d * cache->feature;
+        for (ptrdiff_t i = 0; i < whole; i += LANES) store(copy + i, load_elements(cache->kind, cache->data, place + i));
+        for (ptrdiff_t i = whole; i < run->count; i++) copy[i] = load_element(cache->kind, cache->data, place + i * cache->slot);
+    }
+}
+
+static void copy_values(const struct attention *p, struct scratch *s, const struct run *run) {
+    const struct cache *cache = &p->value;
+    ptrdiff_t whole = cache->feature == 1 ? p->head_size / LANES * LANES : 0;
+    for (ptrdiff_t i = 0; i < run->count; i++) {
+        float *copy = s->values + (run->at + i) * s->width;
+        ptrdiff_t place = run->place + i * cache->slot;
+        for (ptrdiff_t d = 0; d < whole; d += LANES) store(copy + d, load_elements(cache->kind, cache->data, place + d));
+        for (ptrdiff_t d = whole; d < p->head_size; d++)
+            copy[d] = load_element(cache->kind, cache->data, place + d * cache->feature);
+        for (ptrdiff_t d = p->head_size; d < s->width; d++) copy[d] = 0.0f;
+        s->value_row[run->at + i] = (const char *)copy;
+    }
+}
+
+static void gather_scales(const struct cache *cache, ptrdiff_t block, ptrdiff_t offset, ptrdiff_t head, ptrdiff_t count, float unit,
+                          float *factor) {
+    const float *scale = cache->scale + block * cache->scale_block + offset * cache->scale_slot + head * cache->scale_head;
+    for (ptrdiff_t i = 0; i < count; i++) factor[i] = unit * scale[i * cache->scale_slot];
+}
+
+static ptrdiff_t place_of(const struct cache *cache, ptrdiff_t block, ptrdiff_t offset, ptrdiff_t head) {
+    return block * cache->block + offset * cache->slot + head * cache->head;
 }
 
 /* Point s at the keys and values of positions first..last (one tile, of which only these exist). */
 static void gather(const struct attention *p, const struct item *item, struct scratch *s, ptrdiff_t first, ptrdiff_t last) {
-    if (p->key.slot == 1 && p->block_size % LANES == 0) {
-        s->key_step = p->key.feature;
-        for (ptrdiff_t i = first; i < last; i += LANES) s->key_part[(i - first) / LANES] = slot(p, &p->key, item, i);
-        /* Past the context there are no keys: any readable ones do, their scores are discarded. */
-        for (ptrdiff_t part = (last - first + LANES - 1) / LANES; part < KEY_PARTS; part++) s->key_part[part] = s->key_part[0];
-    } else {
-        s->key_step = KEY_TILE;
-        for (int i = 0; i < KEY_PARTS; i++) s->key_part[i] = s->keys + i * LANES;
-        for (ptrdiff_t i = first; i < last; i++) {
-            const float *key = slot(p, &p->key, item, i);
-            for (ptrdiff_t d = 0; d < p->head_size; d++) s->keys[d * KEY_TILE + i - first] = key[d * p->key.feature];
-        }
+    int few = item->last_row - item->first_row <= TILE_ROWS, scaled = p->key.kind != FLOAT32;
+    int keys_stay = p->key.slot == 1 && p->block_size % LANES == 0 && (few || !scaled);
+    int values_stay = p->value.feature == 1 && s->width == p->head_size && (few || !scaled);
+    size_t bytes = element_size(p->key.kind);
+    s->key_kind = keys_stay ? p->key.kind : FLOAT32;
+    s->value_kind = values_stay ? p->value.kind : FLOAT32;
+    s->key_step = keys_stay ? p->key.feature : KEY_TILE;
+    for (int i = 0; i < KEY_PARTS; i++) s->key_part[i] = (const char *)(s->keys + i * LANES);
+    for (ptrdiff_t position = first, next; position < last; position = next) {
+        ptrdiff_t offset = position % p->block_size, at = position - first, head = item->kv_head;
+        ptrdiff_t block = p->block_table[item->request * p->table_stride + position / p->block_size];
+        next = position - offset + p->block_size < last ? position - offset + p->block_size : last;
+        struct run keys = {place_of(&p->key, block, offset, head), at, next - position};
+        struct run values = {place_of(&p->value, block, offset, head), at, next - position};
+        if (!keys_stay) copy_keys(p, s, &keys);
+        for (ptrdiff_t i = 0; keys_stay && i < keys.count; i += LANES)
+            s->key_part[(at + i) / LANES] = p->key.data + (keys.place + i) * bytes;
+        if (!values_stay) copy_values(p, s, &values);
+        for (ptrdiff_t i = 0; values_stay && i < values.count; i++)
+            s->value_row[at + i] = p->value.data + (values.place + i * p->value.slot) * bytes;
+        if (!scaled) continue;
+        float unit = code_unit(p->key.kind);
+        gather_scales(&p->key, block, offset, head, keys.count, unit * p->scale, s->score_factor + at);
+        gather_scales(&p->value, block, offset, head, keys.count, unit, s->weight_factor + at);
     }
-    int in_place = p->value.feature == 1 && s->width == p->head_size;
-    for (ptrdiff_t i = first; i < last; i++) {
-        const float *value = slot(p, &p->value, item, i);
-        float *copy = s->values + (i - first) * s->width;
-        s->value_row[i - first] = in_place ? value : copy;
-        if (in_place) continue;
-        for (ptrdiff_t d = 0; d < p->head_size; d++) copy[d] = value[d * p->value.feature];
-        for (ptrdiff_t d = p->head_size; d < s->width; d++) copy[d] = 0.0f;
-    }
+    /* Past the context there are no keys: any readable ones do, their scores are discarded. */
+    for (ptrdiff_t part = (last - first + LANES - 1) / LANES; keys_stay && part < KEY_PARTS; part++) s->key_part[part] = s->key_part[0];
 }
 
 /* scores [rows][KEY_TILE] of columns part*LANES.. (PANEL of them): query [rows, depth] . keys */
-INLINE void score_tile(const int rows, const float *query, ptrdiff_t depth, const float *const *part, ptrdiff_t step,
-                       float *scores) {
+INLINE void score_tile(const int rows, const enum element kind, const float *query, ptrdiff_t depth, const char *const *part,
+                       ptrdiff_t step, float *scores) {
     vf sum[TILE_ROWS][PANEL_VECS];
     UNROLL_ROWS UNROLL_VECS sum[r][v] = (vf){0};
     for (ptrdiff_t d = 0; d < depth; d++) {
         vf key[PANEL_VECS];
-        UNROLL_VECS key[v] = load(part[v] + d * step);
+        UNROLL_VECS key[v] = load_elements(kind, part[v], d * step);
         UNROLL_ROWS {
             vf value = splat(query[r * depth + d]);
             UNROLL_VECS sum[r][v] += key[v] * value;
@@ -141,14 +190,13 @@ INLINE void score_tile(const int rows, const float *query, ptrdiff_t depth, cons
 }
 
 /* sum [rows][width] (PANEL columns of it) += weights [rows][KEY_TILE] (columns first..last) . values */
-INLINE void mix_tile(const int rows, const float *weights, int first, int last, const float *const *value_row, ptrdiff_t column,
-                     float *out, ptrdiff_t width) {
+INLINE void mix_tile(const int rows, const enum element kind, const float *weights, int first, int last,
+                     const char *const *value_row, ptrdiff_t column, float *out, ptrdiff_t width) {
     vf sum[TILE_ROWS][PANEL_VECS];
     UNROLL_ROWS UNROLL_VECS sum[r][v] = load(out + r * width + v * LANES);
     for (int i = first; i < last; i++) {
-        const float *row = value_row[i] + column;
         vf value[PANEL_VECS];
-        UNROLL_VECS value[v] = load(row + v * LANES);
+        UNROLL_VECS value[v] = load_elements(kind, value_row[i], column + v * LANES);
         UNROLL_ROWS {
             vf weight = splat(weights[r * KEY_TILE + i]);
             UNROLL_VECS sum[r][v] += value[v] * weight;
@@ -157,14 +205,15 @@ INLINE void mix_tile(const int rows, const float *weights, int first, int last, 
     UNROLL_ROWS UNROLL_VECS store(out + r * width + v * LANES, sum[r][v]);
 }
 
-/* Turn one row's scores into weights relative to its running maximum; [first, last) are the columns it may see. */
-static void soften(const struct attention *p, float *scores, int first, int last, int columns, float *largest, float *total,
-                   float *sum, ptrdiff_t width) {
+/* Turn one row's scores into weights relative to its running maximum, each times its value's scale; [first, last) are the columns
+   it may see. */
+static void soften(const struct attention *p, const struct scratch *s, float *scores, int first, int last, int columns,
+                   float *largest, float *total, float *sum) {
     vf peak = splat(-INFINITY);
     vi lane;
     for (int i = 0; i < LANES; i++) lane[i] = i;
     for (int i = 0; i < columns; i += LANES) {
-        vf score = load(scores + i) * splat(p->scale);
+        vf score = load(scores + i) * load(s->score_factor + i);
         if (p->soft_cap != 0.0f) {
             vf e = vexp(vmin(score * splat(2.0f / p->soft_cap), splat(80.0f)));
             score = splat(p->soft_cap) - splat(2.0f * p->soft_cap) / (e + splat(1.0f));
@@ -179,48 +228,62 @@ static void soften(const struct attention *p, float *scores, int first, int last
     vf part = splat(0.0f);
     for (int i = 0; i < columns; i += LANES) {
         vf weight = vexp(load(scores + i) - splat(top));
-        store(scores + i, weight);
+        store(scores + i, weight * load(s->weight_factor + i));
         part += weight;
     }
     float fade = *largest == -INFINITY ? 0.0f : expf(*largest - top);
     *total = *total * fade + sum_lanes(part);
     *largest = top;
     if (fade == 1.0f) return;
-    for (ptrdiff_t d = 0; d < width; d += LANES) store(sum + d, load(sum + d) * splat(fade));
+    for (ptrdiff_t d = 0; d < s->width; d += LANES) store(sum + d, load(sum + d) * splat(fade));
 }
 
-INLINE void score_rows(const int rows, const struct scratch *s, const float *query, ptrdiff_t depth, int columns) {
+INLINE void score_rows(const int rows, const enum element kind, const struct scratch *s, const float *query, ptrdiff_t depth,
+                       int columns) {
     for (int part = 0; part < columns / LANES; part += PANEL_VECS)
-        score_tile(rows, query, depth, s->key_part + part, s->key_step, s->scores + part * LANES);
+        score_tile(rows, kind, query, depth, s->key_part + part, s->key_step, s->scores + part * LANES);
 }
 
-INLINE void mix_rows(const int rows, const struct scratch *s, float *sum, int first, int last) {
+INLINE void mix_rows(const int rows, const enum element kind, const struct scratch *s, float *sum, int first, int last) {
     for (ptrdiff_t column = 0; column < s->width; column += PANEL)
-        mix_tile(rows, s->scores, first, last, s->value_row, column, sum + column, s->width);
+        mix_tile(rows, kind, s->scores, first, last, s->value_row, column, sum + column, s->width);
 }
 
+#define CASES_5(CASE, kind) CASE(1, kind) CASE(2, kind) CASE(3, kind) CASE(4, kind) CASE(5, kind)
 #if TILE_ROWS >= 12
-#define ALL_CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#define ALL_CASES(CASE, kind) \
+    CASES_5(CASE, kind) CASE(6, kind) CASE(7, kind) CASE(8, kind) CASE(9, kind) CASE(10, kind) CASE(11, kind) CASE(12, kind)
 #elif TILE_ROWS >= 6
-#define ALL_CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#define ALL_CASES(CASE, kind) CASES_5(CASE, kind) CASE(6, kind)
 #else
-#define ALL_CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
+#define ALL_CASES(CASE, kind) CASES_5(CASE, kind)
 #endif
 
-static void score_any(int rows, const struct scratch *s, const float *query, ptrdiff_t depth, int columns) {
-    switch (rows) {
-#define CASE(n) case n: score_rows(n, s, query, depth, columns); break;
-        ALL_CASES
-#undef CASE
+/* One function per kind of element, and in it one piece of code per number of rows. */
+#define FOR_KIND(kind)                                                                                                         \
+    static void score_##kind(int rows, const struct scratch *s, const float *query, ptrdiff_t depth, int columns) {           \
+        switch (rows) { ALL_CASES(SCORE_CASE, kind) }                                                                          \
+    }                                                                                                                          \
+    static void mix_##kind(int rows, const struct scratch *s, float *sum, int first, int last) {                              \
+        switch (rows) { ALL_CASES(MIX_CASE, kind) }                                                                            \
     }
+#define SCORE_CASE(n, kind) case n: score_rows(n, kind, s, query, depth, columns); break;
+#define MIX_CASE(n, kind) case n: mix_rows(n, kind, s, sum, first, last); break;
+
+FOR_KIND(FLOAT32)
+FOR_KIND(INT8)
+FOR_KIND(E4M3)
+
+static void score_any(int rows, const struct scratch *s, const float *query, ptrdiff_t depth, int columns) {
+    if (s->key_kind == FLOAT32) score_FLOAT32(rows, s, query, depth, columns);
+    else if (s->key_kind == INT8) score_INT8(rows, s, query, depth, columns);
+    else score_E4M3(rows, s, query, depth, columns);
 }
 
 static void mix_any(int rows, const struct scratch *s, float *sum, int first, int last) {
-    switch (rows) {
-#define CASE(n) case n: mix_rows(n, s, sum, first, last); break;
-        ALL_CASES
-#undef CASE
-    }
+    if (s->value_kind == FLOAT32) mix_FLOAT32(rows, s, sum, first, last);
+    else if (s->value_kind == INT8) mix_INT8(rows, s, sum, first, last);
+    else mix_E4M3(rows, s, sum, first, last);
 }
 
 static ptrdiff_t at_least(ptrdiff_t value, ptrdiff_t bound) { return value < bound ? bound : value; }
@@ -254,8 +317,8 @@ static void attend_tile(const struct attention *p, const struct item *item, stru
         to = at_most(at_least(to - tile, 0), KEY_TILE);
         float *scores = s->scores + r * KEY_TILE;
         if (from < to)
-            soften(p, scores, (int)from, (int)to, columns, &s->part.largest[place + r], &s->part.total[place + r],
-                   s->part.sum + (place + r) * s->width, s->width);
+            soften(p, s, scores, (int)from, (int)to, columns, &s->part.largest[place + r], &s->part.total[place + r],
+                   s->part.sum + (place + r) * s->width);
         else
             memset(scores, 0, (size_t)columns * sizeof(float));
     }
@@ -409,17 +472,24 @@ static void run(struct attention *p) {
     free(p->parts);
 }
 
-/* sizes: num_heads, num_kv_heads, head_size, block_size, num_requests, table_stride, window, query token and head strides,
-   then block, slot, head and feature strides of the key cache and of the value cache. out is contiguous [T,H,D]. */
-void twofold_paged_attention(const float *query, const float *key, const float *value, float *out, const int32_t *query_start,
-                             const int32_t *seq_lens, const int32_t *block_table, const ptrdiff_t *sizes, float scale,
+static struct cache cache_of(const void *data, const float *scale, const ptrdiff_t *cache, const ptrdiff_t *strides,
+                             const ptrdiff_t *scale_strides) {
+    return (struct cache){data, (enum element)cache[ELEMENT], strides[0], strides[1], strides[2], strides[3],
+                          scale, scale_strides[0], scale_strides[1], scale_strides[2]};
+}
+
+/* sizes: num_heads, num_kv_heads, head_size, block_size, num_requests, table_stride, window, query token and head strides;
+   cache: as cache_sizes.py lists it. The scales are NULL for float32. out is contiguous [T,H,D]. */
+void twofold_paged_attention(const float *query, const void *key, const void *value, const float *key_scale,
+                             const float *value_scale, float *out, const int32_t *query_start, const int32_t *seq_lens,
+                             const int32_t *block_table, const ptrdiff_t *sizes, const ptrdiff_t *cache, float scale,
                              float soft_cap) {
     struct attention p = {.query = query, .out = out, .query_start = query_start, .seq_lens = seq_lens, .block_table = block_table};
     p.num_heads = sizes[0], p.num_kv_heads = sizes[1], p.head_size = sizes[2], p.block_size = sizes[3];
     p.num_requests = sizes[4], p.table_stride = sizes[5], p.window = sizes[6];
     p.query_token = sizes[7], p.query_head = sizes[8];
-    p.key = (struct cache){key, sizes[9], sizes[10], sizes[11], sizes[12]};
-    p.value = (struct cache){value, sizes[13], sizes[14], sizes[15], sizes[16]};
+    p.key = cache_of(key, key_scale, cache, cache + KEY_STRIDES, cache + KEY_SCALE_STRIDES);
+    p.value = cache_of(value, value_scale, cache, cache + VALUE_STRIDES, cache + VALUE_SCALE_STRIDES);
     p.scale = scale, p.soft_cap = soft_cap;
     run(&p);
 }

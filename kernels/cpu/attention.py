@@ -1,4 +1,4 @@
-"""Attention over a block table in C, float32."""
+"""Attention over a block table in C: float32 arithmetic, float32 or 8-bit caches."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from torch import Tensor
 
 from ..attention_batch import AttentionBatch
 from ..kv_layout import KVCache
+from .cache_sizes import NUM_SIZES, cache_pointers, cache_sizes
 from .library import functions
 
-_Sizes = ctypes.c_ssize_t * 17
+_Sizes = ctypes.c_ssize_t * 9
+_WriteSizes = ctypes.c_ssize_t * 8
+_CacheSizes = ctypes.c_ssize_t * NUM_SIZES
 
 
 def paged_attention(
@@ -22,7 +25,7 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float = 0.0,
 ) -> Tensor:
-    """``reference.paged_attention`` for float32. Contexts are read in place, without a copy."""
+    """``reference.paged_attention`` of float32 queries. Contexts are read in place, without a copy."""
     if query.stride(2) != 1:
         query = query.contiguous()
     num_tokens, num_heads, head_size = query.shape
@@ -40,18 +43,16 @@ def paged_attention(
         sliding_window or 0,
         query.stride(0),
         query.stride(1),
-        *cache.key.stride(),
-        *cache.value.stride(),
     )
     functions.twofold_paged_attention(
         query.data_ptr(),
-        cache.key.data_ptr(),
-        cache.value.data_ptr(),
+        *cache_pointers(cache),
         out.data_ptr(),
         batch.query_start_loc.data_ptr(),
         batch.seq_lens.data_ptr(),
         table.data_ptr(),
         sizes,
+        _CacheSizes(*cache_sizes(cache)),
         scale,
         soft_cap,
     )
@@ -59,22 +60,14 @@ def paged_attention(
 
 
 def write_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
-    """``reference.write_kv`` for float32."""
-    assert cache.key.dtype is cache.value.dtype is torch.float32, "the C kernel writes float32 caches"
+    """``reference.write_kv`` of float32 keys and values."""
     key, value = (part if part.stride(2) == 1 else part.contiguous() for part in (key, value))
-    sizes = (ctypes.c_ssize_t * 16)(
-        *key.shape,
-        cache.block_size,
-        *key.stride()[:2],
-        *value.stride()[:2],
-        *cache.key.stride(),
-        *cache.value.stride(),
-    )
+    sizes = _WriteSizes(*key.shape, cache.block_size, *key.stride()[:2], *value.stride()[:2])
     functions.twofold_write_kv(
         key.data_ptr(),
         value.data_ptr(),
-        cache.key.data_ptr(),
-        cache.value.data_ptr(),
+        *cache_pointers(cache),
         slot_mapping.data_ptr(),
         sizes,
+        _CacheSizes(*cache_sizes(cache)),
     )

@@ -13,6 +13,7 @@ from ..problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainPro
 from ..registry import Candidate, Quality, Registry
 from ..sampling_options import MAX_COLUMNS
 from . import attention, elementwise, fused, linear, sampling
+from .cache_sizes import KV_DTYPES
 from .library import unavailable
 
 _BITS = (2, 4, 8)
@@ -102,6 +103,12 @@ def _float32(dtype: torch.dtype) -> str | None:
     return unavailable()
 
 
+def _cache_dtype(dtype: torch.dtype) -> str | None:
+    if dtype in KV_DTYPES:
+        return None
+    return f"caches are {', '.join(map(dtype_name, KV_DTYPES))} here, not {dtype_name(dtype)}"
+
+
 def _plain(spec: DeviceSpec, problem: PlainProblem) -> str | None:
     return _float32(problem.dtype)
 
@@ -113,9 +120,7 @@ def _sampling(spec: DeviceSpec, problem: SamplingProblem) -> str | None:
 
 
 def _kv_write(spec: DeviceSpec, problem: KVWriteProblem) -> str | None:
-    if problem.kv_dtype is not torch.float32:
-        return f"it writes float32 caches, not {dtype_name(problem.kv_dtype)}"
-    return _float32(problem.dtype)
+    return _cache_dtype(problem.kv_dtype) or _float32(problem.dtype)
 
 
 def _attention(spec: DeviceSpec, problem: AttentionProblem) -> str | None:
@@ -123,9 +128,7 @@ def _attention(spec: DeviceSpec, problem: AttentionProblem) -> str | None:
         return f"it has no {'attention sinks' if problem.has_sinks else 'ALiBi'}"
     if problem.value_size != problem.head_size:
         return f"its values are as wide as its keys, not {problem.value_size} beside {problem.head_size}"
-    if problem.kv_dtype is not torch.float32:
-        return f"it reads float32 caches, not {dtype_name(problem.kv_dtype)}"
-    return _float32(problem.dtype)
+    return _cache_dtype(problem.kv_dtype) or _float32(problem.dtype)
 
 
 def _dense(spec: DeviceSpec, problem: LinearProblem) -> str | None:

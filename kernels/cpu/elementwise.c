@@ -1,4 +1,4 @@
-/* Small operations between the matrix products, float32: norms, rotary embedding, gated activation, cache writes. */
+/* Small operations between the matrix products, float32: norms, rotary embedding, gated activation. */
 #include <math.h>
 
 #include "kernels.h"
@@ -112,46 +112,4 @@ static void silu_rows(void *arg, ptrdiff_t row, ptrdiff_t last) {
 void twofold_silu_and_mul(const float *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t size, float *out) {
     struct gate p = {x, rows, stride, size, out};
     team_run(silu_rows, &p, rows, team_grain(PIECE_ELEMENTS, 4 * size));
-}
-
-struct cache_write {
-    const float *source;
-    ptrdiff_t source_token, source_head;
-    float *cache;
-    const ptrdiff_t *strides;
-};
-
-struct write {
-    struct cache_write key, value;
-    ptrdiff_t tokens, heads, size, block_size;
-    const int64_t *slots;
-};
-
-static void write_token(const struct write *p, const struct cache_write *w, ptrdiff_t token) {
-    ptrdiff_t block = p->slots[token] / p->block_size, offset = p->slots[token] % p->block_size;
-    for (ptrdiff_t h = 0; h < p->heads; h++) {
-        const float *source = w->source + token * w->source_token + h * w->source_head;
-        float *target = w->cache + block * w->strides[0] + offset * w->strides[1] + h * w->strides[2];
-        if (w->strides[3] == 1)
-            memcpy(target, source, (size_t)p->size * sizeof(float));
-        else
-            for (ptrdiff_t d = 0; d < p->size; d++) target[d * w->strides[3]] = source[d];
-    }
-}
-
-static void write_tokens(void *arg, ptrdiff_t token, ptrdiff_t last) {
-    const struct write *p = arg;
-    for (; token < last; token++) {
-        write_token(p, &p->key, token);
-        write_token(p, &p->value, token);
-    }
-}
-
-/* sizes: tokens, KV heads, head size, block size, key token and head strides, value token and head strides, then block, slot,
-   head and feature strides of the key cache and of the value cache. */
-void twofold_write_kv(const float *key, const float *value, float *key_cache, float *value_cache, const int64_t *slots,
-                      const ptrdiff_t *sizes) {
-    struct write p = {{key, sizes[4], sizes[5], key_cache, sizes + 8}, {value, sizes[6], sizes[7], value_cache, sizes + 12},
-                      sizes[0], sizes[1], sizes[2], sizes[3], slots};
-    team_run(write_tokens, &p, p.tokens, team_grain(PIECE_ELEMENTS, 4 * p.heads * p.size));
 }

@@ -1,22 +1,22 @@
 /* Neighbouring operations of a layer in one call: what a caller saves is its own time between them. */
 #include "kernels.h"
 
-enum { HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE, WINDOW, ROTARY_HALF, KEY_STRIDES, VALUE_STRIDES = KEY_STRIDES + 4 };
+enum { HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE, WINDOW, ROTARY_HALF, CACHE };
 
 /* qkv [tokens][heads + 2 kv_heads][head_size], contiguous: rotate queries and keys in place, write keys and values into the
-   caches, attend. sizes: in the order of the names above, the strides being block, slot, head and feature. */
-void twofold_rope_write_attend(float *qkv, ptrdiff_t tokens, const float *cos_sin, const int64_t *positions, float *key_cache,
-                               float *value_cache, const int64_t *slots, float *out, const int32_t *query_start,
-                               const int32_t *seq_lens, const int32_t *block_table, ptrdiff_t num_requests,
-                               ptrdiff_t table_stride, const ptrdiff_t *sizes, float scale, float soft_cap) {
+   caches, attend. sizes: in the order of the names above, from CACHE on as cache_sizes.py lists it. */
+void twofold_rope_write_attend(float *qkv, ptrdiff_t tokens, const float *cos_sin, const int64_t *positions, void *key_cache,
+                               void *value_cache, float *key_scale, float *value_scale, const int64_t *slots, float *out,
+                               const int32_t *query_start, const int32_t *seq_lens, const int32_t *block_table,
+                               ptrdiff_t num_requests, ptrdiff_t table_stride, const ptrdiff_t *sizes, float scale,
+                               float soft_cap) {
     ptrdiff_t heads = sizes[HEADS], kv_heads = sizes[KV_HEADS], size = sizes[HEAD_SIZE], token = (heads + 2 * kv_heads) * size;
     float *key = qkv + heads * size, *value = key + kv_heads * size;
-    const ptrdiff_t *k = sizes + KEY_STRIDES, *v = sizes + VALUE_STRIDES;
-    const ptrdiff_t write[] = {tokens, kv_heads, size, sizes[BLOCK_SIZE], token, size, token, size,
-                               k[0], k[1], k[2], k[3], v[0], v[1], v[2], v[3]};
-    const ptrdiff_t attend[] = {heads, kv_heads, size, sizes[BLOCK_SIZE], num_requests, table_stride, sizes[WINDOW], token, size,
-                                k[0], k[1], k[2], k[3], v[0], v[1], v[2], v[3]};
+    const ptrdiff_t *cache = sizes + CACHE;
+    const ptrdiff_t write[] = {tokens, kv_heads, size, sizes[BLOCK_SIZE], token, size, token, size};
+    const ptrdiff_t attend[] = {heads, kv_heads, size, sizes[BLOCK_SIZE], num_requests, table_stride, sizes[WINDOW], token, size};
     twofold_rope(qkv, key, tokens, token, size, heads, token, size, kv_heads, cos_sin, sizes[ROTARY_HALF], positions, 0);
-    twofold_write_kv(key, value, key_cache, value_cache, slots, write);
-    twofold_paged_attention(qkv, key_cache, value_cache, out, query_start, seq_lens, block_table, attend, scale, soft_cap);
+    twofold_write_kv(key, value, key_cache, value_cache, key_scale, value_scale, slots, write, cache);
+    twofold_paged_attention(qkv, key_cache, value_cache, key_scale, value_scale, out, query_start, seq_lens, block_table, attend,
+                            cache, scale, soft_cap);
 }

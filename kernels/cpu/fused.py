@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ..attention_batch import AttentionBatch
 from ..kv_layout import KVCache
+from .cache_sizes import NUM_SIZES, cache_pointers, cache_sizes
 from .library import functions
 
-_Sizes = ctypes.c_ssize_t * 14
+_Sizes = ctypes.c_ssize_t * (6 + NUM_SIZES)
 
 
 def rope_write_attend(
@@ -37,8 +38,7 @@ def rope_write_attend(
         cache.key.shape[1:],
         cos_sin.shape[1],
         sliding_window or 0,
-        cache.key.stride(),
-        cache.value.stride(),
+        cache_sizes(cache),
     )
     tokens, table = qkv.shape[0], batch.block_table
     out = torch.empty(tokens, width)
@@ -47,8 +47,7 @@ def rope_write_attend(
         tokens,
         cos_sin.data_ptr(),
         positions.data_ptr(),
-        cache.key.data_ptr(),
-        cache.value.data_ptr(),
+        *cache_pointers(cache),
         batch.slot_mapping.data_ptr(),
         out.data_ptr(),
         batch.query_start_loc.data_ptr(),
@@ -69,12 +68,11 @@ def _sizes(
     cache_shape: tuple[int, int, int],
     rotary_size: int,
     window: int,
-    key_strides: tuple[int, ...],
-    value_strides: tuple[int, ...],
+    cache: tuple[int, ...],
 ) -> tuple[ctypes.Array[ctypes.c_ssize_t], int]:
     """The kernel's sizes, and HD."""
     block_size, kv_heads, head_size = cache_shape
     heads = qkv_width // head_size - 2 * kv_heads
     assert heads > 0 and heads % kv_heads == 0, "query heads must be a multiple of the KV heads"
-    sizes = _Sizes(heads, kv_heads, head_size, block_size, window, rotary_size // 2, *key_strides, *value_strides)
+    sizes = _Sizes(heads, kv_heads, head_size, block_size, window, rotary_size // 2, *cache)
     return sizes, heads * head_size

@@ -25,14 +25,14 @@ _SIGNATURES: dict[str, list[type]] = {
     "twofold_pack_bytes": [_P, _N, _N, _N, _N, _N, _P],
     "twofold_linear_dense": [_P, _N, _N, _N, _N, _P, _P, _P, _N],
     "twofold_linear_low_bit": [_P, _N, _N, _N, _N, _P, _P, _P, _N, _N, _N, _I, _P, _P, _N],
-    "twofold_paged_attention": [_P, _P, _P, _P, _P, _P, _P, _P, _F, _F],
+    "twofold_paged_attention": [_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _F, _F],
     "twofold_draw_tokens": [_P, _N, _N, _N, _P, _P, _P, _P, _P, _P],
     "twofold_edit_logits": [_P, _N, _N, _P, _P, _P, _P, _P, _P, _P],
     "twofold_rms_norm": [_P, _N, _N, _N, _N, _N, _P, _P, _F, _F, _P, _P],
     "twofold_rope": [_P, _P, _N, _N, _N, _N, _N, _N, _N, _P, _N, _P, _I],
     "twofold_silu_and_mul": [_P, _N, _N, _N, _P],
-    "twofold_rope_write_attend": [_P, _N, _P, _P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _P, _F, _F],
-    "twofold_write_kv": [_P, _P, _P, _P, _P, _P],
+    "twofold_rope_write_attend": [_P, _N, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _P, _F, _F],
+    "twofold_write_kv": [_P, _P, _P, _P, _P, _P, _P, _P, _P],
 }
 
 

@@ -9,6 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import expected_attention, make_case
+from kv_codes import DTYPES, codes_of, in_codes, scales_of
 from sampling_cases import check_ugly, random_edits
 from twofold.kernels import reference
 from twofold.kernels.cpu import attention, elementwise, library, linear, sampling
@@ -57,6 +58,24 @@ def check_attention() -> None:
             assert torch.equal(case.value_cache[slots // block_size, slots % block_size], value)
 
 
+def check_eight_bit_cache() -> None:
+    lengths = [(1, 1), (1, 200), (45, 130), (7, 7), (2, 700)]
+    for dtype in DTYPES:
+        for head_size, block_size in ((64, 16), (20, 4), (5, 1)):
+            case = make_case(lengths, num_heads=6, num_kv_heads=2, head_size=head_size, block_size=block_size)
+            cache, case = in_codes(case, dtype)
+            result = attention.paged_attention(case.query, cache, case.batch, 0.3, 300, 2.0)
+            expected = expected_attention(case, 0.3, 300, 2.0)
+            torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=1e-5)
+            key, value = torch.randn(2, case.query.shape[0], 2, head_size)
+            slots = case.batch.slot_mapping
+            attention.write_kv(key, value, cache, slots)
+            for x, part, scale in ((key, cache.key, cache.key_scale), (value, cache.value, cache.value_scale)):
+                assert torch.equal(scale[slots // block_size, slots % block_size], scales_of(x, dtype))
+                stored = part[slots // block_size, slots % block_size]
+                assert torch.equal(stored.float(), codes_of(x, scales_of(x, dtype), dtype).float())
+
+
 def check_elementwise() -> None:
     for size in (6, 37, 64):
         x, weight = torch.randn(9, size), torch.randn(size)
@@ -88,6 +107,7 @@ def main(path: str) -> None:
     torch.manual_seed(0)
     check_linear()
     check_attention()
+    check_eight_bit_cache()
     check_elementwise()
     check_sampling()
 

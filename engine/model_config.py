@@ -92,10 +92,6 @@ class ModelConfig:
     quantization: dict[str, Any] | None = None
     generation: dict[str, Any] = field(default_factory=dict)
 
-    def has_experts(self, layer: int) -> bool:
-        """Whether a layer's feed-forward part is a mixture of experts."""
-        return self.experts is not None and self.experts.layers[layer]
-
     @property
     def mlp_width(self) -> int:
         """Intermediate features per token of the widest feed-forward layer."""

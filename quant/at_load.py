@@ -1,7 +1,8 @@
 """Quantization at load: the linear layers of a plain checkpoint are rounded one by one while they stream in.
 
 int8 and fp8 keep one scale per output feature, from its largest magnitude; int4 is ``rtn`` in groups with zero points.
-Activations stay as they are in all three. The head and the embedding stay plain, as in checkpoints of other tools.
+Activations stay as they are in all three. The head, the embedding and routers of experts stay plain, as in
+checkpoints of other tools.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .canonical import CanonicalWeight, DenseWeight, EightBitWeight, PackedWeigh
 from .eight_bit import int8_as_packed_fields
 from .formats import Format, TensorSource, detect_format
 from .formats.dense import DenseFormat
-from .formats.names import is_head
+from .formats.names import is_head, is_router
 from .methods.rtn import quantize_rtn
 from .scheme import Dense, Fp8, Scheme, WeightOnly
 
@@ -57,7 +58,7 @@ class AtLoadFormat(DenseFormat):
         self.name = f"quantized to {kind} at load"
 
     def scheme(self, module: str) -> Scheme:  # type: ignore[override]
-        return Dense() if is_head(module) else SCHEMES[self.kind]
+        return Dense() if is_head(module) or is_router(module) else SCHEMES[self.kind]
 
     def stored_scheme(self, source: TensorSource, module: str) -> tuple[Scheme, tuple[int, int]]:  # type: ignore[override]
         rows, columns = source.shape(f"{module}.weight")
@@ -68,9 +69,10 @@ class AtLoadFormat(DenseFormat):
         return SCALE_BYTES[self.kind]
 
     def quantized_modules(self, source: TensorSource) -> list[str]:
-        """Matrices of the decoder's layers; the embedding and the head are none."""
+        """Matrices of the decoder's layers but routers; the embedding and the head are none."""
         names = (name.removesuffix(".weight") for name in source.names if name.endswith(".weight"))
-        return sorted(name for name in names if ".layers." in name and len(source.shape(f"{name}.weight")) == 2)
+        linear = (name for name in names if ".layers." in name and not is_router(name))
+        return sorted(name for name in linear if len(source.shape(f"{name}.weight")) == 2)
 
     def _load(self, source: TensorSource, module: str, dtype: torch.dtype) -> CanonicalWeight:  # type: ignore[override]
         dense = super()._load(source, module, dtype)

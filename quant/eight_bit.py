@@ -70,8 +70,8 @@ def stack_eight_bit(parts: list[EightBitWeight]) -> EightBitWeight | None:
     if not all(_alike(first, part) for part in parts):
         return None
     rows = _common_rows(parts)
-    scales = [_with_row_blocks(part, part.scales, rows) for part in parts]
-    zeros = [_with_row_blocks(part, part.zeros, rows) for part in parts if part.zeros is not None]
+    scales = [with_row_blocks(part, part.scales, rows) for part in parts]
+    zeros = [with_row_blocks(part, part.zeros, rows) for part in parts if part.zeros is not None]
     return replace(
         first,
         scheme=replace(first.scheme, block=(rows, first.scheme.block[1])),
@@ -108,7 +108,7 @@ def _common_rows(parts: list[EightBitWeight]) -> int:
     return math.gcd(*sizes, *(part.shape[0] for part in parts[:-1]))
 
 
-def _with_row_blocks(part: EightBitWeight, values: Tensor, rows: int) -> Tensor:
+def with_row_blocks(part: EightBitWeight, values: Tensor, rows: int) -> Tensor:
     """The same values for blocks of ``rows`` rows, which divides the part's own."""
     if rows == -1:
         return values

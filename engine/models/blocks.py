@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ...kernels.problems import AttentionProblem
+from ...kernels.problems import AttentionProblem, MoeRouteProblem
 from ..layers.attention import Attention
 from ..layers.mlp import GatedMLP, gated_activation
+from ..layers.moe import MixtureOfExperts, SharedExpert
 from ..layers.norm import RMSNorm
 from ..layers.rope import RotaryEmbedding
-from ..model_config import ModelConfig
+from ..model_config import ExpertsConfig, ModelConfig
 from ..weights.loader import Loader
 
 FeedForward = Callable[[Tensor], Tensor]
@@ -58,8 +59,34 @@ def attention(config: ModelConfig, index: int, block_size: int, rope: RotaryEmbe
 
 
 def feed_forward(config: ModelConfig, index: int, loader: Loader) -> FeedForward:
-    """The feed-forward layer of one layer, or its mixture of experts."""
-    return gated_mlp(config, f"model.layers.{index}.mlp", config.intermediate_size, loader)
+    """The feed-forward part of one layer."""
+    prefix = f"model.layers.{index}"
+    if config.experts is not None and config.experts.layers[index]:
+        return mixture_of_experts(config, config.experts, f"{prefix}.{config.experts.block}", loader)
+    return gated_mlp(config, f"{prefix}.mlp", config.intermediate_size, loader)
+
+
+def mixture_of_experts(config: ModelConfig, shape: ExpertsConfig, prefix: str, loader: Loader) -> MixtureOfExperts:
+    """A router, its experts, and the shared expert of models that have one."""
+    hidden, inner = config.hidden_size, shape.intermediate_size
+    gate, up, down = shape.projections
+    counts = {"num_experts": shape.num_experts, "top_k": shape.top_k}
+    shared = None
+    if shape.shared_size is not None:
+        shared = SharedExpert(
+            gated_mlp(config, f"{prefix}.shared_expert", shape.shared_size, loader),
+            loader.linear({f"{prefix}.shared_expert_gate": 1}, hidden, bias=False),
+        )
+    return MixtureOfExperts(
+        loader.linear({f"{prefix}.gate": shape.num_experts}, hidden, bias=False),
+        loader.experts(f"{prefix}.experts", {gate: inner, up: inner}, hidden, **counts),
+        loader.experts(f"{prefix}.experts", {down: hidden}, inner, **counts),
+        gated_activation(config.hidden_act, loader.dtype, loader.kernels),
+        MoeRouteProblem(**counts, dtype=loader.dtype),
+        loader.kernels,
+        renormalize=shape.renormalize,
+        shared=shared,
+    )
 
 
 def gated_mlp(config: ModelConfig, prefix: str, inner: int, loader: Loader) -> GatedMLP:

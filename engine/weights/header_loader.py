@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, UnsupportedError
 from ...kernels.kernel_set import KernelSet
-from ...kernels.problems import LinearProblem
+from ...kernels.problems import ExpertLinearProblem, LinearProblem
 from ...quant.at_load import AtLoadFormat
 from ...quant.footprint import StoredLinear, merge_stored
 from ...quant.formats import Format
@@ -18,7 +18,9 @@ from ...quant.formats.names import stored_module
 from ...quant.scheme import Dense, MicroScaled, Scheme, WeightOnly
 from ..layers.embedding import Embedding
 from ..layers.linear import Linear
+from ..layers.moe import ExpertLinear
 from .checkpoint import Checkpoint
+from .expert_stack import one_scheme
 from .loader import Loader, layer_class
 
 # Where formats keep a module's scales; a format that keeps them elsewhere makes float32 ones.
@@ -53,6 +55,35 @@ class HeaderLoader(Loader):
             self.memory_bytes += num_bytes
         return Linear([])
 
+    def experts(
+        self, prefix: str, out_features: Mapping[str, int], in_features: int, *, num_experts: int, top_k: int
+    ) -> ExpertLinear:
+        stored = [
+            [
+                self._expert_stored(f"{prefix}.{expert}.{name}", (rows, in_features))
+                for name, rows in out_features.items()
+            ]
+            for expert in range(num_experts)
+        ]
+        merged, stacks = [merge_stored(parts) for parts in stored], [[name] for name in out_features]
+        if all(len(parts) == 1 for parts in merged):
+            stored, stacks = merged, [list(out_features)]
+        for names, parts in zip(stacks, zip(*stored, strict=True), strict=True):
+            layer = layer_class([f"{prefix}.{name}" for name in names])
+            rows, columns = parts[0].shape
+            problem = ExpertLinearProblem(
+                scheme=one_scheme([part.scheme for part in parts], parts[0].shape, f"{prefix}.*.{'+'.join(names)}"),
+                num_experts=num_experts,
+                top_k=top_k,
+                in_features=columns,
+                out_features=rows,
+                dtype=self.dtype,
+            )
+            num_bytes = sum(part.nbytes for part in parts)
+            self.weight_bytes += num_bytes
+            self._record(layer, problem, num_bytes)
+        return ExpertLinear([])
+
     def tied_head(self, module: str, embedding: Embedding) -> Linear:
         """A stored copy of the embedding is taken to be the same."""
         rows, columns = embedding.weight.shape
@@ -84,6 +115,11 @@ class HeaderLoader(Loader):
         if isinstance(scheme, Dense):
             return StoredLinear(scheme, shape, self.dtype.itemsize)
         return StoredLinear(scheme, shape, self._scale_bytes(name), self._divisor_bytes(name, scheme))
+
+    def _expert_stored(self, module: str, shape: tuple[int, int]) -> StoredLinear:
+        if self._has_bias(module):
+            raise self._biased_expert(module)
+        return self._stored(module, shape)
 
     def _scale_bytes(self, module: str) -> int:
         if isinstance(self._format, AtLoadFormat):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...errors import CheckpointError, UnsupportedError
 from ...kernels.kernel_set import KernelSet
-from ...kernels.problems import LinearProblem
+from ...kernels.problems import ExpertLinearProblem, LinearProblem
 from ...log import get_logger
 from ...quant.canonical import CanonicalWeight, DenseWeight
 from ...quant.formats import Format
@@ -23,9 +23,11 @@ from ...quant.kv_scales import describe_kv_scales, read_kv_scales
 from ...quant.scheme import Dense
 from ..layers.embedding import Embedding
 from ..layers.linear import Linear, LinearPart, prepare_part
+from ..layers.moe import ExpertLinear, prepare_experts
 from ..layers.norm import RMSNorm
 from .checkpoint import Checkpoint
-from .linear_stack import LinearStack, outline_of
+from .expert_stack import stack_experts
+from .linear_stack import LinearStack, outline_of, to_device
 
 logger = get_logger(__name__)
 
@@ -75,6 +77,28 @@ class Loader:
             return Linear([linear])
         parts = [self._stacked({name: rows}, in_features, bias=bias) for name, rows in out_features.items()]
         return Linear([part for part in parts if part is not None])
+
+    def experts(
+        self, prefix: str, out_features: Mapping[str, int], in_features: int, *, num_experts: int, top_k: int
+    ) -> ExpertLinear:
+        """A layer of every expert ``<prefix>.<e>``: the named modules of each stacked along N, as in ``linear``.
+
+        UnsupportedError where the experts have biases, or schemes that no kernel takes together.
+        """
+        stacks = stack_experts(
+            lambda name, expert: self._expert(f"{prefix}.{expert}.{name}", (out_features[name], in_features)),
+            list(out_features),
+            num_experts,
+            prefix,
+        )
+        parts = []
+        for names, weights in stacks:
+            num_bytes = sum(weight.nbytes for weight in weights)
+            part, problem = prepare_experts(weights, top_k, self.dtype, self.kernels)
+            self.weight_bytes += num_bytes
+            self._record(layer_class([f"{prefix}.{name}" for name in names]), problem, num_bytes)
+            parts.append(part)
+        return ExpertLinear(parts)
 
     def norm(self, module: str, size: int, eps: float, offset: float = 0.0) -> RMSNorm:
         """An RMS norm over ``size`` features; ``offset`` is added to its weights."""
@@ -176,6 +200,17 @@ class Loader:
             stack.put(first, DenseWeight(rows))
         return True
 
+    def _expert(self, module: str, shape: tuple[int, int]) -> CanonicalWeight:
+        self._filled.add(module)
+        weight = self._format.load(self.checkpoint, module, self.dtype)
+        self._check_shape(module, weight.shape, shape)
+        if self._format.load_bias(self.checkpoint, module, self.dtype) is not None:
+            raise self._biased_expert(module)
+        return to_device(weight, self.device)
+
+    def _biased_expert(self, module: str) -> UnsupportedError:
+        return UnsupportedError(f"{module} in {self.checkpoint.path} has a bias; experts are served without biases")
+
     def _check_shape(self, module: str, stored: tuple[int, ...], shape: tuple[int, int]) -> None:
         if stored != shape:
             raise CheckpointError(
@@ -191,9 +226,12 @@ class Loader:
         self.memory_bytes += 0 if bias is None else bias.nbytes
         return part
 
-    def _record(self, layer: str, problem: LinearProblem, stored: int, *, shared: bool = False) -> None:
+    def _record(
+        self, layer: str, problem: LinearProblem | ExpertLinearProblem, stored: int, *, shared: bool = False
+    ) -> None:
         """Count and report what the kernel chosen for a problem keeps of a weight."""
-        candidate = self.kernels.select_candidate("linear", problem)
+        op = "linear" if isinstance(problem, LinearProblem) else "expert_linear"
+        candidate = self.kernels.select_candidate(op, problem)
         num_bytes = stored if candidate.prepared_bytes is None else candidate.prepared_bytes(problem, stored)
         if shared and candidate.shares_dense:
             num_bytes = 0

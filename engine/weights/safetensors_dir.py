@@ -11,6 +11,7 @@ from torch import Tensor
 from ...errors import CheckpointError, UnsupportedError
 from ...log import get_logger
 from .checkpoint import Checkpoint
+from .fused_experts import split_experts
 from .safetensors_header import DTYPES, TensorEntry, read_header
 from .safetensors_read import read_rows, read_tensor
 from .weight_files import INDEX_FILE, SINGLE_FILE, weight_files, weight_map_of
@@ -74,7 +75,7 @@ def _read_entries(path: Path) -> dict[str, TensorEntry]:
             entries[name] = entry
     if not (path / SINGLE_FILE).is_file() and (path / INDEX_FILE).is_file():
         _check_index(path, entries)
-    return entries
+    return split_experts(entries)
 
 
 def _check_index(path: Path, entries: dict[str, TensorEntry]) -> None:

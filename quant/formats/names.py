@@ -45,5 +45,15 @@ def is_head(module: str) -> bool:
     return module == "lm_head" or module.endswith(".lm_head")
 
 
+def is_expert(module: str) -> bool:
+    """Whether the module is a matrix of one of several experts."""
+    return _EXPERT.match(module) is not None
+
+
+def is_router(module: str) -> bool:
+    """Whether the module weighs experts: a small matrix that stays in 16 or 32 bits."""
+    return module.endswith((".gate", ".router", ".shared_expert_gate"))
+
+
 def _is_stored(source: TensorSource, module: str) -> bool:
     return any(source.has(f"{module}.{part}") for part in ("weight", "qweight", "weight_packed"))

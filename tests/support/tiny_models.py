@@ -59,6 +59,32 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1, "tie_word_embeddings": False},
     ),
     "qwen3": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": False}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24}),
+    "qwen2-moe": (
+        "Qwen2MoeConfig",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [0],
+            "num_hidden_layers": 3,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "head_dim": 32,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "olmoe": ("OlmoeConfig", {"num_experts": 5, "num_experts_per_tok": 3}),
     "gemma": ("GemmaConfig", {"head_dim": 32}),
     "gemma2": (
         "Gemma2Config",

@@ -1,7 +1,4 @@
-"""Checkpoints that auto-gptq and GPTQModel wrote, against logits computed outside this project.
-
-The weights as Twofold reads them go, dense, into the float32 transformers model.
-"""
+"""Checkpoints that auto-gptq and GPTQModel wrote, through the engine, against logits computed outside this project."""
 
 from __future__ import annotations
 
@@ -10,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from stored_tensors import SHARED, StoredTensors
-from transformers import AutoModelForCausalLM
 from twofold import LLM
 from twofold.quant.canonical import PackedWeight, dequantize
 from twofold.quant.formats import detect_format, read_quantization
@@ -48,35 +44,7 @@ def dense_tensors(folder: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     return tensors, modules
 
 
-def transformers_logits(folder: Path, tensors: dict[str, torch.Tensor], work: Path, ids: torch.Tensor) -> torch.Tensor:
-    config = json.loads((folder / "config.json").read_text())
-    del config["quantization_config"]
-    if config.get("tie_word_embeddings"):
-        tensors.pop("lm_head.weight", None)
-    (work / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.float().contiguous() for name, tensor in tensors.items()}, work / "model.safetensors")
-    model, report = AutoModelForCausalLM.from_pretrained(
-        work, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
-    )
-    assert not report["missing_keys"] and not report["mismatched_keys"]
-    with torch.inference_mode():
-        return model(input_ids=ids).logits
-
-
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
-def test_logits_of_the_dequantized_weights(folder: Path, tmp_path: Path) -> None:
-    reference = load_file(folder / "reference.safetensors")
-    tensors, modules = dense_tensors(folder)
-    assert modules
-    logits = transformers_logits(folder, tensors, tmp_path, reference["input_ids"])
-    expected = reference["logits_weights_fp32"]
-    assert ((logits - expected).norm() / expected.norm()).item() < 1e-4
-
-
-SERVED = [path for path in FOLDERS if not path.name.endswith(("mixtral", "moe"))]
-
-
-@pytest.mark.parametrize("folder", SERVED, ids=lambda path: path.name)
 def test_logits_of_the_engine(folder: Path) -> None:
     reference = load_file(folder / "reference.safetensors")
     with LLM(str(folder), device="cpu", dtype="float32") as llm:

@@ -41,8 +41,8 @@ def markdown(lines: Iterable[Line]) -> str:
     cells: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         cells.setdefault((line.op, line.arch), []).append(line)
-    heads = ("op", "arch", "compiled", "registers", "shared memory (limit)", "matrix instructions")
-    heads += ("seconds", "refused", "failed")
+    heads = ["op", "arch", "compiled", "registers", "shared memory (limit)", "matrix instructions"]
+    heads += ["seconds", "refused", "failed"]
     rows = [_row(heads), _row(["---"] * len(heads))]
     rows += [_summary(op, arch, part) for (op, arch), part in sorted(cells.items())]
     return "\n".join(rows)

@@ -1,13 +1,17 @@
 """Launch settings: one row per (architecture family, operation, shape class), never autotuned at start-up.
 
-A family without a row of its own takes ``DEFAULT``'s. ``check.py`` compiles every row for every architecture it can
-reach, so a row that spills or overflows shared memory never ships. The figures come from those compilations, not from
-a clock.
+A row that ``twofold tune`` measured for the very architecture comes first (``tuned.py``); a family without a row of its
+own takes ``DEFAULT``'s. ``check.py`` compiles every row for every architecture it can reach, so a row that spills or
+overflows shared memory never ships. The figures below come from those compilations, not from a clock.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+from .tuned import Key, tuned_row
 
 DEFAULT = "default"
 
@@ -73,6 +77,25 @@ class Refused:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Crossover:
+    """Rows of x from which another way to the same product wins."""
+
+    rows: int
+
+
+Launch = TypeVar("Launch", AttentionLaunch, LinearLaunch)
+
+
+def find_row(name: str, rows: Mapping[str, Launch | Refused], arch: str, key: Key) -> Launch | Refused:
+    """An architecture's row of the table ``name`` under ``key``: the tuned one, else of ``rows`` its family's or the
+    default."""
+    default = rows[DEFAULT]
+    assert not isinstance(default, Refused), f"{name} {key} has no default row"
+    row = rows.get(family(arch), default)
+    return row if isinstance(row, Refused) else tuned_row(arch, name, key, type(default)) or row
+
+
 def row_launch(arch: str, columns: int) -> RowLaunch:
     """Settings for rows of ``columns`` elements: about 16 elements per lane, several short rows to a program."""
     wide = has_wide_waves(arch)
@@ -84,7 +107,8 @@ def row_launch(arch: str, columns: int) -> RowLaunch:
 
 
 def _head_class(head_size: int) -> int:
-    return 64 if head_size <= 64 else 128 if head_size <= 128 else 256
+    """64, 128, 256, or 576: multi-head latent attention, whose values are the keys' first 512 features."""
+    return 64 if head_size <= 64 else 128 if head_size <= 128 else 256 if head_size <= 256 else 576
 
 
 _TOO_WIDE = Refused("heads of more than 128 spill: a lane of this architecture has 256 registers")
@@ -164,14 +188,18 @@ ATTENTION: dict[tuple[str, int, int], dict[str, AttentionLaunch | Refused]] = {
         "rdna3": AttentionLaunch(16, 16, 8, 1),
         "rdna4": AttentionLaunch(16, 16, 16, 1),
     },
+    ("decode", 576, 2): {DEFAULT: AttentionLaunch(16, 16, 4, 1)},
+    ("prefill", 576, 2): {DEFAULT: AttentionLaunch(16, 16, 4, 1)},
+    ("decode", 576, 4): {DEFAULT: AttentionLaunch(16, 16, 8, 1)},
+    ("prefill", 576, 4): {DEFAULT: AttentionLaunch(16, 16, 8, 1)},
     ("prefill", 256, 4): {DEFAULT: AttentionLaunch(16, 16, 4, 1), "rdna3": _TOO_WIDE, "rdna4": _TOO_WIDE},
 }
 
 
 def attention_row(arch: str, phase: str, head_size: int, element_size: int) -> AttentionLaunch | Refused:
     """The row for a phase: ``decode`` while the query rows of a request fit one matrix tile, else ``prefill``."""
-    rows = ATTENTION[phase, _head_class(head_size), element_size]
-    return rows.get(family(arch), rows[DEFAULT])
+    key = phase, _head_class(head_size), element_size
+    return find_row("attention", ATTENTION[key], arch, key)
 
 
 def attention_launch(arch: str, phase: str, head_size: int, element_size: int) -> AttentionLaunch:
@@ -226,8 +254,8 @@ def row_class(num_rows: int) -> str:
 
 def linear_row(arch: str, num_rows: int, element_size: int) -> LinearLaunch | Refused:
     """The row for ``num_rows`` rows of activations."""
-    rows = LINEAR[row_class(num_rows), element_size]
-    return rows.get(family(arch), rows[DEFAULT])
+    key = row_class(num_rows), element_size
+    return find_row("linear", LINEAR[key], arch, key)
 
 
 def linear_launch(arch: str, num_rows: int, element_size: int) -> LinearLaunch:
@@ -239,4 +267,5 @@ def linear_launch(arch: str, num_rows: int, element_size: int) -> LinearLaunch:
 
 def crossover_rows(arch: str) -> int:
     """Rows of x from which a packed weight is dequantized as a whole."""
-    return CROSSOVER_ROWS.get(family(arch), CROSSOVER_ROWS[DEFAULT])
+    tuned = tuned_row(arch, "crossover", ("linear",), Crossover)
+    return CROSSOVER_ROWS.get(family(arch), CROSSOVER_ROWS[DEFAULT]) if tuned is None else tuned.rows

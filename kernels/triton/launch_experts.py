@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .launch_table import DEFAULT, LinearLaunch, Refused, family, row_class
+from .launch_table import DEFAULT, LinearLaunch, Refused, find_row, row_class
 
 # (row class, bytes per element of the activations) -> family -> row
 DENSE_EXPERTS: dict[tuple[str, int], dict[str, LinearLaunch | Refused]] = {
@@ -38,8 +38,8 @@ DENSE_EXPERTS: dict[tuple[str, int], dict[str, LinearLaunch | Refused]] = {
 
 def dense_row(arch: str, rows_per_expert: int, element_size: int) -> LinearLaunch | Refused:
     """The row for experts that get about ``rows_per_expert`` rows each."""
-    rows = DENSE_EXPERTS[row_class(rows_per_expert), element_size]
-    return rows.get(family(arch), rows[DEFAULT])
+    key = row_class(rows_per_expert), element_size
+    return find_row("experts", DENSE_EXPERTS[key], arch, key)
 
 
 def dense_launch(arch: str, rows_per_expert: int, element_size: int) -> LinearLaunch:

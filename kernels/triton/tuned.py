@@ -91,8 +91,8 @@ def forget() -> None:
 
 
 @functools.cache
-def _decoded(arch: str, kind: type[Row]) -> dict[tuple[str, Key], Row]:
-    """The rows that are of a kind: their fields are its fields."""
+def _decoded(arch: str, kind: Any) -> dict[tuple[str, Key], Any]:
+    """The rows that are of a kind of launch: their fields are its fields."""
     found = {}
     for row in _rows(arch):
         with contextlib.suppress(TypeError):

@@ -41,17 +41,29 @@ def decode_e4m3(codes: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def scaled_linear_kernel(
-    x_ptr: tl.tensor,
-    codes_ptr: tl.tensor,
-    x_scale_ptr: tl.tensor,
-    x_zero_ptr: tl.tensor,
+def num_steps(K: tl.tensor, common: tl.tensor, GROUPING: tl.constexpr, BLOCK_K: tl.constexpr) -> tl.tensor:
+    """Steps of ``scaled_product`` over all of K."""
+    if GROUPING == "padded":
+        steps = tl.cdiv(K, common) * tl.cdiv(common, BLOCK_K)
+    else:
+        steps = tl.cdiv(K, BLOCK_K)
+    return steps
+
+
+@triton.jit
+def scaled_product(
+    x_rows: tl.tensor,
+    x_scale_rows: tl.tensor,
+    x_zero_rows: tl.tensor,
+    row_mask: tl.tensor,
+    code_rows: tl.tensor,
     scales_ptr: tl.tensor,
     zeros_ptr: tl.tensor,
     sums_ptr: tl.tensor,
-    bias_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    num_rows: tl.tensor,
+    outputs: tl.tensor,
+    output_mask: tl.tensor,
+    first_step: tl.tensor,
+    last_step: tl.tensor,
     N: tl.tensor,
     K: tl.tensor,
     common: tl.tensor,
@@ -59,40 +71,23 @@ def scaled_linear_kernel(
     group: tl.tensor,
     scale_rows: tl.tensor,
     scale_row_stride: tl.tensor,
-    x_scale_row_stride: tl.tensor,
-    steps_per_split: tl.tensor,
-    x_row_stride: tl.tensor,
     KIND: tl.constexpr,
     GROUPING: tl.constexpr,
     X_SCALED: tl.constexpr,
     X_ZEROS: tl.constexpr,
     W_ZEROS: tl.constexpr,
     EVEN_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-) -> None:
-    # Row tiles are the fastest axis: programs that run together share a tile of the weight.
-    rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row_mask = rows < num_rows
-    output_mask = outputs < N
-    x_rows = x_ptr + rows[:, None] * x_row_stride
-    code_rows = codes_ptr + outputs.to(tl.int64)[:, None] * K
-    x_scale_rows = x_scale_ptr + rows * x_scale_row_stride
-    x_zero_rows = x_zero_ptr + rows * x_scale_row_stride
+) -> tl.tensor:
+    """float32 [BLOCK_M, BLOCK_N]: inputs at ``x_rows`` [BLOCK_M, 1] times codes at ``code_rows`` [BLOCK_N, 1], scaled,
+    over some steps of K. Scales and zeros of the inputs are at ``x_scale_rows`` and ``x_zero_rows`` [BLOCK_M]."""
     scale_columns = outputs // scale_rows
     whole: tl.constexpr = GROUPING == "whole"
     acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32 if KIND == "int8" and whole else tl.float32)
     row_sums = tl.zeros([BLOCK_M], dtype=tl.int32)
     steps_per_group = tl.cdiv(common, BLOCK_K)
-    last_step = tl.cdiv(K, common) * steps_per_group if GROUPING == "padded" else tl.cdiv(K, BLOCK_K)
-    first_step = 0
-    if SPLIT:
-        first_step = tl.program_id(2) * steps_per_split
-        last_step = tl.minimum(first_step + steps_per_split, last_step)
     for step in range(first_step, last_step):
         start = step * BLOCK_K
         end = K
@@ -144,14 +139,67 @@ def scaled_linear_kernel(
             zeros = tl.load(zeros_ptr + scale_columns, mask=output_mask, other=0)
             acc -= row_sums[:, None] * zeros[None, :]
         if X_ZEROS:
-            counts = output_mask
-            if SPLIT:
-                counts = counts & (first_step + outputs * 0 == 0)
+            # The sums are of all of K: they count once, in the first of its splits.
+            counts = output_mask & (first_step + outputs * 0 == 0)
             sums = tl.load(sums_ptr + outputs, mask=counts, other=0)
             acc -= tl.load(x_zero_rows, mask=row_mask, other=0)[:, None] * sums[None, :]
         acc = acc.to(tl.float32) * tl.load(scales_ptr + scale_columns, mask=output_mask, other=0.0)[None, :]
         if X_SCALED:
             acc *= tl.load(x_scale_rows, mask=row_mask, other=0.0)[:, None]
+    return acc
+
+
+@triton.jit
+def scaled_linear_kernel(
+    x_ptr: tl.tensor,
+    codes_ptr: tl.tensor,
+    x_scale_ptr: tl.tensor,
+    x_zero_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    zeros_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    common: tl.tensor,
+    x_group: tl.tensor,
+    group: tl.tensor,
+    scale_rows: tl.tensor,
+    scale_row_stride: tl.tensor,
+    x_scale_row_stride: tl.tensor,
+    steps_per_split: tl.tensor,
+    x_row_stride: tl.tensor,
+    KIND: tl.constexpr,
+    GROUPING: tl.constexpr,
+    X_SCALED: tl.constexpr,
+    X_ZEROS: tl.constexpr,
+    W_ZEROS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+) -> None:
+    # Row tiles are the fastest axis: programs that run together share a tile of the weight.
+    rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_mask = rows < num_rows
+    output_mask = outputs < N
+    x_rows = x_ptr + rows[:, None] * x_row_stride
+    code_rows = codes_ptr + outputs.to(tl.int64)[:, None] * K
+    first_step = 0
+    last_step = num_steps(K, common, GROUPING, BLOCK_K)
+    if SPLIT:
+        first_step = tl.program_id(2) * steps_per_split
+        last_step = tl.minimum(first_step + steps_per_split, last_step)
+    acc = scaled_product(
+        x_rows, x_scale_ptr + rows * x_scale_row_stride, x_zero_ptr + rows * x_scale_row_stride, row_mask, code_rows,
+        scales_ptr, zeros_ptr, sums_ptr, outputs, output_mask, first_step, last_step, N, K, common, x_group, group,
+        scale_rows, scale_row_stride, KIND, GROUPING, X_SCALED, X_ZEROS, W_ZEROS, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     out_rows = rows
     if SPLIT:
         out_rows = tl.program_id(2).to(tl.int64) * num_rows + rows

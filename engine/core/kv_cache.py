@@ -88,7 +88,9 @@ def model_block_bytes(config: EngineConfig, model: Model) -> int:
 def workspace_bytes(config: EngineConfig, model: Model) -> int:
     """What one step needs beside weights and KV cache: activations of its tokens, logits and copies of them."""
     shape = model.config
-    width = 4 * shape.hidden_size + 3 * shape.intermediate_size + 2 * shape.num_heads * shape.head_size
+    width = 4 * shape.hidden_size + 3 * shape.mlp_width + 2 * shape.num_heads * shape.head_size
+    if shape.experts is not None:  # a row of input and of output for each choice
+        width += 2 * shape.experts.top_k * shape.hidden_size
     activations = config.max_num_batched_tokens * width * model.dtype.itemsize
     logits = 3 * max(config.max_num_seqs, 128) * shape.vocab_size * 4
     return activations + logits

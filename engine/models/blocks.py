@@ -15,7 +15,7 @@ from ..layers.rope import RotaryEmbedding
 from ..model_config import ExpertsConfig, ModelConfig
 from ..weights.loader import Loader
 
-FeedForward = Callable[[Tensor], Tensor]
+FeedForward = Callable[..., Tensor]
 
 
 def norm(config: ModelConfig, module: str, loader: Loader) -> RMSNorm:
@@ -62,7 +62,10 @@ def feed_forward(config: ModelConfig, index: int, loader: Loader) -> FeedForward
     """The feed-forward part of one layer."""
     prefix = f"model.layers.{index}"
     if config.experts is not None and config.experts.layers[index]:
-        return mixture_of_experts(config, config.experts, f"{prefix}.{config.experts.block}", loader)
+        block = config.experts.block
+        if not loader.checkpoint.has(f"{prefix}.{block}.gate.weight"):
+            block = "mlp"  # what transformers 5 calls it in every family
+        return mixture_of_experts(config, config.experts, f"{prefix}.{block}", loader)
     return gated_mlp(config, f"{prefix}.mlp", config.intermediate_size, loader)
 
 
@@ -97,4 +100,5 @@ def gated_mlp(config: ModelConfig, prefix: str, inner: int, loader: Loader) -> G
         parts = {f"{prefix}.gate_up_proj": 2 * inner}
     gate_up = loader.linear(parts, hidden, bias=bias)
     down = loader.linear({f"{prefix}.down_proj": hidden}, inner, bias=bias)
-    return GatedMLP(gate_up, down, gated_activation(config.hidden_act, loader.dtype, loader.kernels))
+    activation = gated_activation(config.hidden_act, loader.dtype, loader.kernels, down.input_format)
+    return GatedMLP(gate_up, down, activation)

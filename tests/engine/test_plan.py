@@ -26,16 +26,24 @@ from twofold.platforms.interface import MemoryInfo
 
 TinyModel = Callable[..., Path]
 FAMILIES = ["llama", "llama-tied", "llama-bias", "mistral", "qwen2", "qwen3"]
+FAMILIES += ["gemma2", "gemma3", "phi3", "mixtral", "qwen2-moe", "qwen3-moe", "olmoe"]
 REAL = [
+    "autoawq-gemm-g128-mixtral",
     "autoawq-gemm-g128-qwen2",
+    "autofp8-static-mixtral",
     "autofp8-static-llama-tied",
+    "autogptq-w4-g32-actorder-mixtral",
     "autogptq-w4-g32-asym-qwen2",
+    "gptqmodel-gptq-gptq-w4-g32-qwen3moe",
     "gptqmodel-gptq-gptq-w4-g32-lmhead-llama-untied",
     "llmcompressor-int8-w8a8-asym-llama-tied",
+    "llmcompressor-fp8-static-mixtral",
     "llmcompressor-nvfp4-mistral",
+    "llmcompressor-nvfp4-qwen3moe",
     "llmcompressor-mxfp8-llama-tied",
     "llmcompressor0601-w4a16-g32-asym-actorder-group-llama-tied",
     "transformers-fp8block-qwen3",
+    "transformers-fp8block-qwen3moe",
 ]
 
 
@@ -67,7 +75,7 @@ def test_plain_models(tiny_model: TinyModel, family: str) -> None:
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
-@pytest.mark.parametrize("family", ["llama-bias", "qwen2"])
+@pytest.mark.parametrize("family", ["llama-bias", "qwen2", "qwen2-moe"])
 def test_quantized_at_load(tiny_model: TinyModel, family: str, quantization: str) -> None:
     check_against_loading(resolve_model(str(tiny_model(family))), quantization)
 

@@ -68,7 +68,7 @@ def test_what_is_not_finite_is_named() -> None:
 
 
 @pytest.mark.parametrize("kind", QUANTIZATIONS)
-@pytest.mark.parametrize("family", ["llama-bias", "qwen3"])
+@pytest.mark.parametrize("family", ["llama-bias", "qwen3", "gemma3", "phi3"])
 def test_engine_computes_the_rounded_model(tiny_model: TinyModel, family: str, kind: str) -> None:
     path = tiny_model(family)
     model = judge(path)

@@ -49,6 +49,10 @@ def test_family_from_model_type_when_architectures_is_absent() -> None:
         ("Qwen2ForCausalLM", {}, (True, False, False, False)),
         ("Qwen3ForCausalLM", {}, (False, False, False, True)),
         ("Qwen3ForCausalLM", {"attention_bias": True}, (True, True, False, True)),
+        ("Qwen2MoeForCausalLM", {}, (True, False, False, False)),
+        ("Qwen2MoeForCausalLM", {"qkv_bias": False}, (False, False, False, False)),
+        ("OlmoeForCausalLM", {}, (False, False, False, True)),
+        ("Gemma3ForCausalLM", {}, (False, False, False, True)),
     ],
 )
 def test_parts_of_each_family(architecture: str, extra: dict[str, Any], expected: tuple[bool, ...]) -> None:
@@ -83,10 +87,97 @@ def test_parts_of_each_family(architecture: str, extra: dict[str, Any], expected
             {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2},
             (8, None, 8, None),
         ),
+        ("MixtralForCausalLM", {}, (None,) * 4),
+        ("MixtralForCausalLM", {"sliding_window": 8}, (8,) * 4),
+        ("Qwen3MoeForCausalLM", {"sliding_window": 8}, (None,) * 4),
+        ("Qwen3MoeForCausalLM", {"sliding_window": 8, "use_sliding_window": True}, (8,) * 4),
+        (
+            "Qwen2MoeForCausalLM",
+            {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2},
+            (8, None, None, None),
+        ),
+        ("Gemma2ForCausalLM", {}, (4096, None, 4096, None)),
+        ("Gemma3ForCausalLM", {"sliding_window": 8}, (8,) * 4),
+        ("Gemma3ForCausalLM", {"sliding_window": 8, "sliding_window_pattern": 3}, (8, 8, None, 8)),
     ],
 )
 def test_windows_per_layer(architecture: str, extra: dict[str, Any], windows: tuple[int | None, ...]) -> None:
     assert parse(architectures=[architecture], num_key_value_heads=2, **extra).layer_windows == windows
+
+
+class TestExperts:
+    @pytest.mark.parametrize(
+        ("architecture", "expected"),
+        [
+            ("MixtralForCausalLM", (8, 2, 96, True)),
+            ("Qwen2MoeForCausalLM", (60, 4, 1408, False)),
+            ("Qwen3MoeForCausalLM", (128, 8, 768, False)),
+            ("OlmoeForCausalLM", (64, 8, 96, False)),
+        ],
+    )
+    def test_defaults(self, architecture: str, expected: tuple[object, ...]) -> None:
+        experts = parse(architectures=[architecture], num_key_value_heads=2).experts
+        assert experts is not None and all(experts.layers)
+        assert (experts.num_experts, experts.top_k, experts.intermediate_size, experts.renormalize) == expected
+
+    def test_both_names_of_their_number(self) -> None:
+        for key in ("num_experts", "num_local_experts"):
+            experts = parse(architectures=["Qwen3MoeForCausalLM"], num_key_value_heads=2, **{key: 12}).experts
+            assert experts is not None and experts.num_experts == 12
+
+    def test_which_layers_have_them(self) -> None:
+        changes = {"architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": 2}
+        experts = parse(**changes, decoder_sparse_step=2, mlp_only_layers=[3]).experts
+        assert experts is not None and experts.layers == (False, True, False, False)
+        assert parse(**changes, num_experts=0).experts is None
+
+    def test_more_chosen_than_there_are(self) -> None:
+        with pytest.raises(ConfigError, match="num_experts_per_tok is 9, but there are 8 experts"):
+            parse(architectures=["MixtralForCausalLM"], num_key_value_heads=2, num_experts_per_tok=9)
+
+
+class TestGemma:
+    def test_what_a_config_of_the_first_generation_leaves_out(self) -> None:
+        """google/gemma-2b says hidden_act gelu and means the approximation by tanh."""
+        config = parse(architectures=["GemmaForCausalLM"], num_key_value_heads=1, head_dim=256, hidden_act="gelu")
+        assert config.hidden_act == "gelu_pytorch_tanh" and config.tie_word_embeddings
+        assert (config.norm_offset, config.embedding_scale, config.post_norms) == (1.0, 8.0, False)
+        assert (config.attention_soft_cap, config.logit_soft_cap) == (0.0, 0.0)
+
+    def test_defaults_of_the_second(self) -> None:
+        config = parse(architectures=["Gemma2ForCausalLM"])
+        assert (config.attention_soft_cap, config.logit_soft_cap, config.query_scalar) == (50.0, 30.0, 256.0)
+        assert config.post_norms and config.tie_word_embeddings and config.head_size == 256
+        off = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+        config = parse(architectures=["Gemma2ForCausalLM"], **off)
+        assert (config.attention_soft_cap, config.logit_soft_cap) == (0.0, 0.0)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"rope_theta": 1e6, "rope_local_base_freq": 3e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
+                }
+            },
+        ],
+    )
+    def test_two_rotary_embeddings_in_both_spellings(self, changes: dict[str, Any]) -> None:
+        config = parse(architectures=["Gemma3ForCausalLM"], **changes)
+        assert (config.rope.theta, config.rope.kind, config.rope.options["factor"]) == (1e6, "linear", 8.0)
+        assert config.local_rope is not None
+        assert (config.local_rope.theta, config.local_rope.kind) == (3e4, "default")
+
+    def test_rotary_embeddings_of_a_config_without_them(self) -> None:
+        config = parse(architectures=["Gemma3ForCausalLM"])
+        assert config.local_rope is not None and (config.rope.theta, config.local_rope.theta) == (1e6, 1e4)
+
+    def test_float16_is_computed_in_bfloat16(self) -> None:
+        """Gemma's activations exceed float16."""
+        assert parse(architectures=["Gemma2ForCausalLM"], torch_dtype="float16").dtype == "bfloat16"
+        assert parse(torch_dtype="float16").dtype == "float16"
 
 
 @pytest.mark.parametrize(
@@ -152,6 +243,8 @@ def test_wrong_values_are_named(changes: dict[str, Any], message: str) -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not served; served are LlamaForCausalLM"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
+        ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "served is causal attention"),
+        ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, "clip_qkv is 8.0"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type is 'longrope'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ by layer type"),
         (

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 TYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+CODE_NAMES = {torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv", torch.float8_e4m3fnuz: "fp8e4b8", **TYPE_NAMES}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 

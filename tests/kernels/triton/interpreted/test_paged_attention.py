@@ -11,8 +11,9 @@ from torch import Tensor
 from twofold.kernels import reference
 from twofold.kernels.attention_batch import AttentionBatch
 from twofold.kernels.kv_layout import KVCache
+from twofold.kernels.triton.attention_splits import num_splits
 from twofold.kernels.triton.launch_table import AttentionLaunch
-from twofold.kernels.triton.paged_attention import launch_attention, num_splits, paged_attention
+from twofold.kernels.triton.paged_attention import launch_attention, paged_attention
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -76,7 +77,7 @@ def check(
     if launch is None:
         actual = paged_attention(query, KVCache(*caches), batch, scale, window, soft_cap)
     else:
-        actual = launch_attention(query, KVCache(*caches), batch, scale, window, soft_cap, launch, splits)
+        actual = launch_attention(query, KVCache(*caches), batch, scale, window, soft_cap, launch=launch, splits=splits)
     # tanh from an exponential has an absolute error of one unit of the cap.
     assert_near(actual, expected, factor=2.0 + soft_cap / 10)
 

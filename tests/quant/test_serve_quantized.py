@@ -55,6 +55,11 @@ def relative_error(logits: torch.Tensor, expected: torch.Tensor) -> float:
         ("qwen3", "rtn:8:-1"),
         ("llama", "rtn:4:64"),  # down_proj (96) does not divide and stays plain
         ("mistral", "rtn:2:16:sym"),
+        ("mixtral", "rtn:4:32"),
+        ("qwen2-moe", "rtn:8:16"),
+        ("gemma2", "rtn:4:32"),
+        ("gemma3", "rtn:4:32:sym"),
+        ("phi3", "rtn:4:32"),
     ],
 )
 def test_logits(tiny_model: TinyModel, tmp_path: Path, family: str, spec: str) -> None:

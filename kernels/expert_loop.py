@@ -36,11 +36,11 @@ def register_expert_loops(registry: Registry, spec: DeviceSpec) -> None:
                 op="expert_linear",
                 name=f"loop_{linear.name}",
                 quality=quality,
-                can_run=_can_run(linear),
+                can_run=as_experts(linear),
                 run=_run(linear),
                 prepare=_prepare(linear),
                 own_threads=linear.own_threads,
-                prepared_bytes=_prepared_bytes(linear),
+                prepared_bytes=expert_bytes(linear),
                 shares_dense=linear.shares_dense,
             )
         )
@@ -74,7 +74,8 @@ def weighted_sum(rows: Tensor, routing_weights: Tensor | None) -> Tensor:
     return total.to(rows.dtype)
 
 
-def _can_run(linear: Candidate) -> Callable[[DeviceSpec, ExpertLinearProblem], str | None]:
+def as_experts(linear: Candidate) -> Callable[[DeviceSpec, ExpertLinearProblem], str | None]:
+    """``can_run`` of experts for which a linear candidate can run one."""
     return lambda spec, problem: linear.can_run(spec, linear_problem(problem))
 
 
@@ -88,7 +89,8 @@ def _prepare(linear: Candidate) -> Callable[..., Any]:
     return prepare_each
 
 
-def _prepared_bytes(linear: Candidate) -> Callable[[ExpertLinearProblem, int], int] | None:
+def expert_bytes(linear: Candidate) -> Callable[[ExpertLinearProblem, int], int] | None:
+    """``prepared_bytes`` of experts that a linear candidate prepared one by one; None as its own."""
     each = linear.prepared_bytes
     if each is None:
         return None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 
 from ...platforms.spec import DeviceSpec
 from ...quant.scheme import Dense, WeightOnly
+from ..expert_loop import as_experts, expert_bytes
 from ..problems import ExpertLinearProblem, MoeRouteProblem
-from ..registry import Registry
+from ..registry import Candidate, Registry
 from .candidate_rules import Lazy, triton_candidate, why_no_matrix, why_not_here
 from .launch_experts import dense_row
 from .launch_table import Refused, linear_row
@@ -15,6 +18,8 @@ from .launch_table import Refused, linear_row
 MAX_EXPERTS = 512
 MAX_TOP_K = 16
 PACKED_BITS = (2, 3, 4, 8)
+# Linear candidates for 8-bit weights whose product the experts share.
+SCALED = ("triton_8bit", "triton_fp8_weights", "triton_fp8_emulated")
 # One of each shape class.
 _ROWS_PER_EXPERT = (1, 64, 256)
 
@@ -25,6 +30,22 @@ def register_expert_ops(registry: Registry) -> None:
     run, prepare = Lazy("experts", "expert_linear"), Lazy("experts", "prepare")
     linear = triton_candidate("expert_linear", can_run_experts, run, prepare)
     registry.register(replace(linear, prepared_bytes=prepared_bytes))
+    for one in registry.candidates("linear"):
+        if one.name in SCALED:
+            registry.register(_scaled(one))
+
+
+def _scaled(one: Candidate) -> Candidate:
+    """The experts' candidate of a linear one for 8-bit weights."""
+    return Candidate(
+        op="expert_linear",
+        name=one.name,
+        quality=one.quality,
+        can_run=_can_run_scaled(one),
+        run=Lazy("experts", "expert_linear"),
+        prepare=functools.partial(Lazy("expert_scaled", "prepare"), one.prepare),
+        prepared_bytes=expert_bytes(one),
+    )
 
 
 def can_route(spec: DeviceSpec, problem: MoeRouteProblem) -> str | None:
@@ -39,10 +60,9 @@ def can_route(spec: DeviceSpec, problem: MoeRouteProblem) -> str | None:
 def can_run_experts(spec: DeviceSpec, problem: ExpertLinearProblem) -> str | None:
     """Products with experts: dense and weight-only schemes."""
     reason = why_not_here(spec, problem.dtype) or why_no_matrix(spec, problem.dtype)
+    reason = reason or _too_many(problem)
     if reason is not None:
         return reason
-    if problem.num_experts > MAX_EXPERTS:
-        return f"{problem.num_experts} experts; their counts fit one program up to {MAX_EXPERTS}"
     scheme, size = problem.scheme, problem.dtype.itemsize
     if isinstance(scheme, Dense):
         rows = [dense_row(spec.arch, count, size) for count in _ROWS_PER_EXPERT]
@@ -53,6 +73,17 @@ def can_run_experts(spec: DeviceSpec, problem: ExpertLinearProblem) -> str | Non
     else:
         return f"the experts are {scheme}; it takes dense and weight-only quantized ones"
     return next((row.reason for row in rows if isinstance(row, Refused)), None)
+
+
+def _can_run_scaled(one: Candidate) -> Callable[[DeviceSpec, ExpertLinearProblem], str | None]:
+    can_run = as_experts(one)
+    return lambda spec, problem: can_run(spec, problem) or _too_many(problem)
+
+
+def _too_many(problem: ExpertLinearProblem) -> str | None:
+    if problem.num_experts <= MAX_EXPERTS:
+        return None
+    return f"{problem.num_experts} experts; their counts fit one program up to {MAX_EXPERTS}"
 
 
 def prepared_bytes(problem: ExpertLinearProblem, stored: int) -> int:

@@ -114,6 +114,13 @@ def stack(tensors: list[Tensor]) -> Tensor:
     )
 
 
+def stack_all(tensors: list[Tensor | None]) -> Tensor | None:
+    """``stack`` of what every expert has, or None where none has it."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    assert len(given) in (0, len(tensors)), "experts of one scheme all have a tensor, or none has"
+    return stack(given) if given else None
+
+
 def _follows(first: Tensor, tensor: Tensor, index: int) -> bool:
     start = first.storage_offset() + index * first.numel()
     same = tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...quant.canonical import CanonicalWeight
 from . import packed_weight
-from .expert_blocks import blocks_of, expected_rows, input_rows, load_block, stack
+from .expert_blocks import blocks_of, expected_rows, input_rows, load_block, stack, stack_all
 from .launch_table import LinearLaunch, linear_launch
 from .packed_linear import constants, packed_product
 from .runtime import device_arch
@@ -98,15 +98,9 @@ def prepare(weights: Sequence[CanonicalWeight], dtype: torch.dtype) -> PackedExp
         group_size=parts[0].group_size,
         stream=stack([part.stream for part in parts]),
         scales=stack([part.scales for part in parts]),
-        zeros=_stack_all([part.zeros for part in parts]),
-        perm=_stack_all([part.perm for part in parts]),
+        zeros=stack_all([part.zeros for part in parts]),
+        perm=stack_all([part.perm for part in parts]),
     )
-
-
-def _stack_all(tensors: list[Tensor | None]) -> Tensor | None:
-    given = [tensor for tensor in tensors if tensor is not None]
-    assert len(given) in (0, len(tensors)), "experts of one scheme all have zeros and a permutation, or none has"
-    return stack(given) if given else None
 
 
 def packed_experts(x: Tensor, experts: PackedExperts, expert_ids: Tensor) -> Tensor:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ...quant.canonical import CanonicalWeight
 from ...quant.scheme import Dense
-from . import expert_dense, expert_packed
+from . import expert_dense, expert_packed, expert_scaled
 from .expert_sum import sum_experts
 
-PreparedExperts = expert_dense.DenseExperts | expert_packed.PackedExperts
+PreparedExperts = expert_dense.DenseExperts | expert_packed.PackedExperts | expert_scaled.ScaledExperts
 
 
 def prepare(weights: Sequence[CanonicalWeight], dtype: torch.dtype) -> PreparedExperts:
@@ -36,6 +36,8 @@ def expert_linear(
     """
     if isinstance(experts, expert_dense.DenseExperts):
         rows = expert_dense.dense_experts(x, experts, expert_ids)
+    elif isinstance(experts, expert_scaled.ScaledExperts):
+        rows = expert_scaled.scaled_experts(x, experts, expert_ids)
     else:
         rows = expert_packed.packed_experts(x, experts, expert_ids)
     return rows if routing_weights is None else sum_experts(rows, routing_weights)

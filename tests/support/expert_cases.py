@@ -11,18 +11,15 @@ from twofold.quant.scheme import Dense, Fp8, Int8, Scheme, WeightOnly, activatio
 
 def random_weights(scheme: Scheme, num_experts: int, shape: tuple[int, int], seed: int = 0) -> list[CanonicalWeight]:
     """One random weight [N,K] per expert, of values around 0.1."""
-    return [
-        _weight(scheme, shape, torch.Generator().manual_seed(seed * 1000 + expert)) for expert in range(num_experts)
-    ]
+    return [_weight(scheme, shape, expert, seed) for expert in range(num_experts)]
 
 
-def _weight(scheme: Scheme, shape: tuple[int, int], random: torch.Generator) -> CanonicalWeight:
+def _weight(scheme: Scheme, shape: tuple[int, int], expert: int, seed: int) -> CanonicalWeight:
+    random = torch.Generator().manual_seed(seed * 1000 + expert)
     if isinstance(scheme, Dense):
         return DenseWeight(torch.randn(shape, generator=random) * 0.1)
     if isinstance(scheme, Int8 | Fp8):
-        values = torch.randint(-100, 101, shape, generator=random)
-        codes = values.to(torch.int8) if isinstance(scheme, Int8) else values.float().to(torch.float8_e4m3fn)
-        return EightBitWeight(scheme, codes, (torch.rand(scheme.num_blocks(shape), generator=random) + 0.5) * 2e-3)
+        return _eight_bit(scheme, shape, expert, random)
     assert isinstance(scheme, WeightOnly)
     codes = torch.randint(0, 2**scheme.bits, shape, generator=random)
     scales = (torch.rand(shape[0], scheme.num_groups(shape[1]), generator=random) + 0.5) * 0.2 / 2**scheme.bits
@@ -31,6 +28,25 @@ def _weight(scheme: Scheme, shape: tuple[int, int], random: torch.Generator) -> 
         zeros = torch.randint(0, 2**scheme.bits, scales.shape, generator=random).to(torch.uint8)
     perm = torch.randperm(shape[1], generator=random).to(torch.int32) if scheme.act_order else None
     return PackedWeight(scheme, shape, pack(codes, scheme.bits), scales, zeros, perm)
+
+
+def _eight_bit(scheme: Int8 | Fp8, shape: tuple[int, int], expert: int, random: torch.Generator) -> EightBitWeight:
+    """Static input scales and zeros differ from expert to expert."""
+    values = torch.randint(-100, 101, shape, generator=random)
+    codes = values.to(torch.int8) if isinstance(scheme, Int8) else values.float().to(torch.float8_e4m3fn)
+    scales = (torch.rand(scheme.num_blocks(shape), generator=random) + 0.5) * 2e-3
+    asymmetric = isinstance(scheme, Int8) and not scheme.symmetric
+    zeros = torch.randint(-9, 10, scales.shape, generator=random).to(torch.int8) if asymmetric else None
+    how = scheme.activation
+    static = how is not None and not how.dynamic
+    return EightBitWeight(
+        scheme,
+        codes,
+        scales,
+        zeros,
+        torch.tensor(0.02 * (expert + 1)) if static else None,
+        torch.tensor(5.0 * expert) if static and how is not None and not how.symmetric else None,
+    )
 
 
 def expected(
@@ -45,12 +61,13 @@ def expected(
     for token in range(tokens):
         for choice in range(top_k):
             row = (x[token, choice] if x.dim() == 3 else x[token])[None]
-            if how is not None:
-                row = fake_quantize(row, how)
             expert = int(ids[token, choice])
             if expert < 0:
                 continue
             weight = weights[expert]
+            if how is not None:
+                assert not isinstance(weight, DenseWeight), "a dense weight rounds no input"
+                row = fake_quantize(row, how, weight.input_scale, weight.input_zero)
             matrix = dequantize(weight).to(dtype if isinstance(weight, DenseWeight) else torch.float32).double()
             rows[token, choice] = (row.double() @ matrix.T)[0]
             magnitude = max(magnitude, float((row.double().abs() @ matrix.abs().T).max()))

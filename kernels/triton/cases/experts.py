@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
 
-from .. import expert_dense, expert_packed, expert_sum, moe_align, moe_route
+from ....platforms.arch_spec import spec_of_arch
+from ....platforms.fp8 import fp8_dtype
+from ....platforms.spec import Fp8Kind
+from .. import expert_dense, expert_packed, expert_scaled, expert_sum, moe_align, moe_route
 from ..launch_experts import dense_row
+from ..launch_scaled import scaled_row
 from ..launch_table import LinearLaunch, Refused, linear_row
 from ..packed_linear import constants as packed_constants
 from ..unpack import codes_per_unit
@@ -15,6 +20,14 @@ from .case import DTYPES, TYPE_NAMES, Case
 
 _ROWS_PER_EXPERT = (16, 64, 256)
 # Experts, choices, groups and eligible groups: Mixtral, Qwen3, DeepSeek V2 and V3.
+_CODES = {
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e4m3fnuz: "fp8e4b8",
+    torch.bfloat16: "bf16",
+}
+_FEATURES = 2048
 _TABLES = {f"{name}_ptr": "*i32" for name in ("ids", "order", "blocks")}
 _ROUTERS = ((8, 2, 1, 1), (128, 8, 1, 1), (160, 6, 8, 3), (256, 8, 8, 4), (512, 10, 1, 1))
 
@@ -31,6 +44,11 @@ def cases(arch: str) -> Iterator[Case]:
     for bits, group in ((2, 128), (3, 128), (4, 32), (8, 128)):
         for count in _ROWS_PER_EXPERT:
             yield _packed_case(arch, torch.bfloat16, count, bits, group, zeros=True, perm=group == 32)
+    kind = spec_of_arch(arch).fp8
+    pairs = [(torch.int8, torch.int8), (torch.bfloat16, torch.uint8)]
+    pairs += [] if kind is Fp8Kind.NONE else [(fp8_dtype(kind), fp8_dtype(kind))]
+    for (x, weight), count, common in itertools.product(pairs, _ROWS_PER_EXPERT, (_FEATURES, 128)):
+        yield _scaled_case(arch, x, weight, count, common)
 
 
 def _route_cases() -> Iterator[Case]:
@@ -143,6 +161,36 @@ def _packed_case(
         ones=("num_blocks", "num_experts", "choices_per_row", "num_groups"),
         needs_matrix=dtype is not torch.float32,
         in_subset=dtype is torch.bfloat16 and bits == 4 and not perm,
+    )
+
+
+def _scaled_case(arch: str, x: torch.dtype, weight: torch.dtype, count: int, common: int) -> Case:
+    launch = scaled_row(arch, count, x.itemsize)
+    variant = f"{_CODES[x]} x {_CODES[weight]} {'whole' if common == _FEATURES else f'g{common}'} {count} rows"
+    if isinstance(launch, Refused):
+        return Case(op="scaled_experts", variant=variant, refused=launch.reason)
+    return Case(
+        op="scaled_experts",
+        variant=variant,
+        kernel=expert_scaled.scaled_experts_kernel,
+        types={
+            "x_ptr": f"*{_CODES[x]}",
+            "codes_ptr": f"*{_CODES[weight]}",
+            **{f"{part}_ptr": "*fp32" for part in ("x_scale", "scales")},
+            **{f"{part}_ptr": "*i32" for part in ("x_zero", "zeros", "sums")},
+            "out_ptr": "*bf16",
+            **_TABLES,
+        },
+        constants={
+            **expert_scaled.scaled_constants(launch, weight, _FEATURES, common, aligned=True),
+            "X_SCALED": x.itemsize == 1,
+            "X_ZEROS": False,
+            "W_ZEROS": False,
+        },
+        options=_options(launch),
+        ones=("num_blocks", "num_experts", "choices_per_row", "scale_rows", "group"),
+        needs_matrix=True,
+        in_subset=common == 128 and count == 16,
     )
 
 

@@ -10,11 +10,13 @@ import torch
 from expert_cases import expected, random_ids, random_weights
 from tolerance import assert_near
 from torch import Tensor
-from twofold.kernels.triton import expert_dense, expert_packed
+from twofold.kernels.triton import expert_dense, expert_packed, expert_scaled
 from twofold.kernels.triton.expert_sum import sum_experts
+from twofold.kernels.triton.experts import expert_linear
 from twofold.kernels.triton.launch_table import LinearLaunch
+from twofold.kernels.triton.scaled_weight import prepare_native, prepare_wide
 from twofold.quant.canonical import CanonicalWeight, DenseWeight
-from twofold.quant.scheme import Dense, Scheme, WeightOnly
+from twofold.quant.scheme import Activation, Dense, Element, Fp8, Int8, Scheme, WeightOnly
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SMALL = LinearLaunch(16, 32, 64, 4, 1)
@@ -29,9 +31,21 @@ def packed(x: Tensor, weights: list[CanonicalWeight], ids: Tensor) -> Tensor:
     return expert_packed.launch_packed(x, expert_packed.prepare(weights, x.dtype), ids, SMALL)
 
 
+def scaled(x: Tensor, weights: list[CanonicalWeight], ids: Tensor) -> Tensor:
+    return expert_linear(x, expert_scaled.prepare(prepare_native, weights, x.dtype), ids)
+
+
+def decoded(x: Tensor, weights: list[CanonicalWeight], ids: Tensor) -> Tensor:
+    return expert_linear(x, expert_scaled.prepare(prepare_wide, weights, x.dtype), ids)
+
+
 RUNS: dict[str, tuple[Scheme, Run]] = {
     "dense": (Dense(), dense),
     "4 bits": (WeightOnly(4, 16, symmetric=False), packed),
+    "int8": (Int8((1, -1), Activation(Element.INT8)), scaled),
+    "fp8": (Fp8((-1, -1), Activation(Element.FP8)), scaled),
+    "fp8 blocks": (Fp8((16, 32), Activation(Element.FP8, 32)), scaled),
+    "fp8 weights": (Fp8((1, -1)), decoded),
 }
 by_kind = pytest.mark.parametrize("kind", list(RUNS))
 
@@ -61,7 +75,7 @@ def test_dtypes_and_rows_per_choice(kind: str, dtype: torch.dtype) -> None:
 @by_kind
 @pytest.mark.parametrize(
     ("tokens", "experts", "top_k", "shape"),
-    [(1, 8, 2, (33, 144)), (1, 1, 1, (1, 16)), (3, 1, 1, (17, 144)), (2, 60, 4, (16, 32)), (19, 2, 1, (1000, 64))],
+    [(1, 8, 2, (33, 144)), (1, 1, 1, (1, 16)), (3, 1, 1, (17, 144)), (2, 60, 4, (16, 32)), (2, 3, 2, (1000, 32))],
 )
 def test_ugly_sizes(kind: str, tokens: int, experts: int, top_k: int, shape: tuple[int, int]) -> None:
     check(kind, rows(tokens, shape[1]), random_ids(tokens, experts, top_k), experts, shape)
@@ -101,6 +115,24 @@ def test_packed_schemes(scheme: WeightOnly) -> None:
     weights, x, ids = random_weights(scheme, 3, (24, 256)), rows(5, 256, dtype=torch.float32), random_ids(5, 3, 2)
     wanted, magnitude = expected(x, weights, ids, dtype=x.dtype)
     assert_near(packed(x, weights, ids), wanted, scale=magnitude)
+
+
+@pytest.mark.parametrize("own_rows", [False, True])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        Fp8((-1, -1), Activation(Element.FP8, 0, dynamic=False)),
+        Int8((1, -1), Activation(Element.INT8, 0, dynamic=False, symmetric=False), symmetric=False),
+        Int8((1, 16), Activation(Element.INT8, symmetric=False), symmetric=False),
+    ],
+    ids=str,
+)
+def test_zero_points_and_static_scales_of_each_expert(scheme: Scheme, own_rows: bool) -> None:
+    x = rows(6, 2, 64, dtype=torch.float32) if own_rows else rows(6, 64, dtype=torch.float32)
+    weights, ids = random_weights(scheme, 3, (24, 64)), random_ids(6, 3, 2)
+    ids[4, 1] = -1
+    wanted, magnitude = expected(x, weights, ids, dtype=x.dtype)
+    assert_near(scaled(x, weights, ids), wanted, scale=magnitude)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

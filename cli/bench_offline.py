@@ -11,7 +11,7 @@ from typing import Any
 
 from ..engine.config import EngineConfig
 from ..engine.core.engine_core import EngineCore
-from ..engine.core.loading import load_parts
+from ..engine.core.loading import CoreParts, load_parts
 from ..engine.messages import EngineRequest
 from ..engine.model_config import ModelConfig
 from ..engine.models.model import Model
@@ -104,10 +104,13 @@ def offline_rows(figures: dict[str, Any]) -> list[list[str]]:
 
 
 class OfflineBench:
-    """One engine and seeded random prompts; no prompt comes twice, so that the prefix cache serves none."""
+    """One engine and seeded random prompts; no prompt comes twice, so that the prefix cache serves none.
 
-    def __init__(self, config: EngineConfig) -> None:
-        parts = load_parts(config)
+    ``parts``: a model that is in memory already, in place of the config's.
+    """
+
+    def __init__(self, config: EngineConfig, parts: CoreParts | None = None) -> None:
+        parts = parts or load_parts(config)
         self.model = parts.model
         self._core = EngineCore.from_parts(
             config, parts.model, parts.platform, parts.kernels, vocab_size=parts.vocab_size

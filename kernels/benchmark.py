@@ -39,8 +39,8 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One candidate on one workload. ``seconds`` None: ``note`` says why. ``bound`` and ``peer`` are fractions: of the
-    least time, and how many times as fast as torch's own way."""
+    """One candidate on one workload. ``seconds`` None: it was refused, or ``failed``; ``note`` says why. ``bound`` and
+    ``peer`` are fractions: of the least time, and how many times as fast as torch's own way."""
 
     op: str
     label: str
@@ -52,6 +52,7 @@ class Measurement:
     bound: float = 0.0
     peer: float | None = None
     note: str = ""
+    failed: bool = False
 
     def cells(self) -> list[str]:
         """The row of a table under ``HEADS``."""
@@ -111,9 +112,14 @@ def measure(
             yield _refused(workload, candidate, reason) if reason else _timed(workload, candidate, clock, bounds, peer)
 
 
-def _refused(workload: Workload, candidate: Candidate, reason: str) -> Measurement:
+def _refused(workload: Workload, candidate: Candidate, reason: str, *, failed: bool = False) -> Measurement:
     return Measurement(
-        op=workload.op, label=workload.label, kernel=candidate.name, quality=candidate.quality.value, note=reason
+        op=workload.op,
+        label=workload.label,
+        kernel=candidate.name,
+        quality=candidate.quality.value,
+        note=reason,
+        failed=failed,
     )
 
 
@@ -121,7 +127,7 @@ def _timed(workload: Workload, candidate: Candidate, clock: Clock, bounds: Bound
     try:
         seconds = clock.seconds(workload.bind(candidate))
     except Exception as error:  # one broken kernel must not hide the others' times
-        return _refused(workload, candidate, f"{type(error).__name__}: {str(error)[:80]}")
+        return _refused(workload, candidate, f"{type(error).__name__}: {str(error)[:80]}", failed=True)
     return Measurement(
         op=workload.op,
         label=workload.label,

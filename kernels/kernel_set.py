@@ -21,7 +21,7 @@ def default_registry(spec: DeviceSpec) -> Registry:
     if spec.device_type == "cpu":
         register_cpu_ops(registry)
     else:
-        register_triton_ops(registry)
+        register_triton_ops(registry, spec)
     register_torch_ops(registry, spec)
     return registry
 

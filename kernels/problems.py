@@ -121,3 +121,15 @@ class SamplingProblem:
 
     def __str__(self) -> str:
         return f"{self.vocab_size} tokens, {dtype_name(self.dtype)} logits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeProblem:
+    """Values of ``dtype`` quantized as ``activation`` (quant.scheme's) says, to codes of ``codes_dtype``."""
+
+    activation: Any
+    codes_dtype: torch.dtype
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.activation} of {dtype_name(self.dtype)} in {dtype_name(self.codes_dtype)}"

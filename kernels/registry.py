@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ..errors import UnsupportedError
 from ..platforms.spec import DeviceSpec
+from .quantized_input import InputFormat
 
 
 class Quality(str, enum.Enum):
@@ -46,6 +47,7 @@ class Candidate:
 
     ``prepared_bytes(problem, stored)`` (linear only) is the memory of a prepared weight, ``stored`` the canonical one's
     bytes; None: as many. ``shares_dense``: ``prepare`` takes a dense weight of the problem's dtype as it is.
+    ``input_format(prepared)`` (linear only): the ``InputFormat`` of quantized inputs that ``run`` takes as well.
     ``assemble(problem)`` (linear only) begins a weight that is prepared part by part; None: it is prepared as a whole.
     """
 
@@ -58,6 +60,7 @@ class Candidate:
     own_threads: bool = False
     prepared_bytes: Callable[[Any, int], int] | None = None
     shares_dense: bool = False
+    input_format: Callable[[Any], InputFormat | None] | None = None
     assemble: Callable[[Any], Assembly] | None = None
 
 

@@ -8,6 +8,7 @@ from ...kernels.attention_batch import AttentionBatch
 from ...kernels.kernel_set import KernelSet
 from ...kernels.kv_layout import KVCache
 from ...kernels.problems import AttentionProblem, KVWriteProblem
+from ...kernels.quantized_input import QuantizedInput
 from .linear import Linear
 from .norm import RMSNorm
 from .rope import RotaryEmbedding, Rotation
@@ -32,6 +33,7 @@ class Attention:
         k_norm: RMSNorm | None = None,
     ) -> None:
         self._qkv = qkv
+        self.input_format = qkv.input_format
         self._output = output
         self._rope = rope
         self._problem = problem
@@ -42,7 +44,9 @@ class Attention:
         self._write_kv = kernels.select("write_kv", KVWriteProblem(dtype=problem.dtype, kv_dtype=problem.kv_dtype))
         self._fused = None if q_norm or k_norm else kernels.select_fused("rope_write_attend", problem)
 
-    def __call__(self, x: Tensor, rotation: Rotation, kv_cache: KVCache, batch: AttentionBatch) -> Tensor:
+    def __call__(
+        self, x: Tensor | QuantizedInput, rotation: Rotation, kv_cache: KVCache, batch: AttentionBatch
+    ) -> Tensor:
         """x [T,K] -> [T,K]; writes the tokens' keys and values into ``kv_cache`` first."""
         shape = self._problem
         heads, kv_heads, size = shape.num_heads, shape.num_kv_heads, shape.head_size

@@ -11,16 +11,22 @@ from torch import Tensor
 
 from ...kernels.kernel_set import KernelSet
 from ...kernels.problems import LinearProblem
+from ...kernels.quantized_input import InputFormat, QuantizedInput
+from ...kernels.registry import Candidate
 from ...quant.canonical import CanonicalWeight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearPart:
-    """One prepared weight, the kernel that reads it, and its bias [N] or None."""
+    """One prepared weight, the kernel that reads it, and its bias [N] or None.
 
-    run: Callable[[Tensor, Any, Tensor | None], Tensor]
+    ``input_format``: how inputs may come quantized; None: not at all.
+    """
+
+    run: Callable[[Tensor | QuantizedInput, Any, Tensor | None], Tensor]
     prepared: Any
     bias: Tensor | None
+    input_format: InputFormat | None = None
 
 
 class Linear:
@@ -28,8 +34,10 @@ class Linear:
 
     def __init__(self, parts: Sequence[LinearPart]) -> None:
         self._parts = tuple(parts)
+        self.input_format = _common_format(parts)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | QuantizedInput) -> Tensor:
+        """``x`` may be quantized as ``input_format`` says, where that is not None."""
         if len(self._parts) == 1:
             part = self._parts[0]
             return part.run(x, part.prepared, part.bias)
@@ -42,4 +50,18 @@ def prepare_part(weight: CanonicalWeight, bias: Tensor | None, dtype: torch.dtyp
     problem = LinearProblem(scheme=weight.scheme, in_features=in_features, out_features=out_features, dtype=dtype)
     candidate = kernels.select_candidate("linear", problem)
     assert candidate.prepare is not None, f"linear candidate {candidate.name} has no prepare"
-    return LinearPart(candidate.run, candidate.prepare(weight, dtype), bias)
+    return linear_part(candidate, candidate.prepare(weight, dtype), bias)
+
+
+def linear_part(candidate: Candidate, prepared: Any, bias: Tensor | None) -> LinearPart:
+    """A weight that a candidate prepared."""
+    return LinearPart(candidate.run, prepared, bias, candidate.input_format and candidate.input_format(prepared))
+
+
+def _common_format(parts: Sequence[LinearPart]) -> InputFormat | None:
+    """How one quantized input serves every part; None where there is no such."""
+    first = parts[0].input_format if parts else None
+    others = [part.input_format for part in parts[1:]]
+    if first is None or not all(other is not None and first.agrees(other) for other in others):
+        return None
+    return first

@@ -9,27 +9,48 @@ import torch
 from torch import Tensor
 
 from ...kernels.kernel_set import KernelSet
-from ...kernels.problems import PlainProblem
+from ...kernels.problems import PlainProblem, QuantizeProblem
+from ...kernels.quantized_input import InputFormat, QuantizedInput
 from .linear import Linear
 
 # Hugging Face's name of the activation -> operation, and its ``approximate`` argument.
 GELU_APPROXIMATION = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}
 
 
-def gated_activation(name: str, dtype: torch.dtype, kernels: KernelSet) -> Callable[[Tensor], Tensor]:
-    """The kernel ``gate | up [T,2I] -> [T,I]`` for an activation of a Hugging Face config."""
+def gated_activation(
+    name: str, dtype: torch.dtype, kernels: KernelSet, wanted: InputFormat | None = None
+) -> Callable[[Tensor], Tensor | QuantizedInput]:
+    """The kernel ``gate | up [T,2I] -> [T,I]`` for an activation of a Hugging Face config.
+
+    Its results are quantized as the product behind it wants them (``wanted``), where a kernel does both.
+    """
+    fused = None if wanted is None else _quantizing_activation(name, dtype, kernels, wanted)
+    if fused is not None:
+        return fused
     if name == "silu":
         return kernels.select("silu_and_mul", PlainProblem(dtype))
     return functools.partial(kernels.select("gelu_and_mul", PlainProblem(dtype)), approximate=GELU_APPROXIMATION[name])
 
 
-class GatedMLP:
-    """``gate_up`` [2I,K] and ``down`` [K,I]."""
+def _quantizing_activation(
+    name: str, dtype: torch.dtype, kernels: KernelSet, wanted: InputFormat
+) -> Callable[[Tensor], QuantizedInput] | None:
+    problem = QuantizeProblem(activation=wanted.how, codes_dtype=wanted.codes_dtype, dtype=dtype)
+    fused = kernels.select_fused("silu_and_mul_quantized" if name == "silu" else "gelu_and_mul_quantized", problem)
+    if fused is None:
+        return None
+    options = {} if name == "silu" else {"approximate": GELU_APPROXIMATION[name]}
+    return functools.partial(fused, wanted=wanted, **options)
 
-    def __init__(self, gate_up: Linear, down: Linear, activation: Callable[[Tensor], Tensor]) -> None:
+
+class GatedMLP:
+    """``gate_up`` [2I,K] and ``down`` [K,I]. ``activation`` may quantize its result as ``down`` takes it."""
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: Callable[[Tensor], Tensor | QuantizedInput]) -> None:
+        self.input_format = gate_up.input_format
         self._gate_up = gate_up
         self._down = down
         self._activation = activation
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | QuantizedInput) -> Tensor:
         return self._down(self._activation(self._gate_up(x)))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from ...kernels.kernel_set import KernelSet
-from ...kernels.problems import PlainProblem
+from ...kernels.problems import PlainProblem, QuantizeProblem
+from ...kernels.quantized_input import InputFormat, QuantizedInput
 
 
 class RMSNorm:
@@ -15,6 +18,7 @@ class RMSNorm:
         self.weight = weight
         self.eps = eps
         self.offset = offset
+        self._kernels = kernels
         self._norm = kernels.select("rms_norm", PlainProblem(weight.dtype))
         self._add_norm = kernels.select("add_rms_norm", PlainProblem(weight.dtype))
 
@@ -24,3 +28,37 @@ class RMSNorm:
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual); the sum may be written over ``residual``."""
         return self._add_norm(x, residual, self.weight, self.eps, self.offset)
+
+    def feeding(self, wanted: InputFormat | None) -> RMSNorm | QuantizingNorm:
+        """This norm; or one that quantizes its results as the product behind it wants them, where a kernel does so."""
+        if wanted is None:
+            return self
+        problem = QuantizeProblem(activation=wanted.how, codes_dtype=wanted.codes_dtype, dtype=self.weight.dtype)
+        norm, add_norm = (
+            self._kernels.select_fused(op, problem) for op in ("rms_norm_quantized", "add_rms_norm_quantized")
+        )
+        return self if norm is None or add_norm is None else QuantizingNorm(self, norm, add_norm, wanted)
+
+
+class QuantizingNorm:
+    """``RMSNorm`` with quantized results."""
+
+    def __init__(
+        self,
+        plain: RMSNorm,
+        norm: Callable[..., QuantizedInput],
+        add_norm: Callable[..., tuple[QuantizedInput, Tensor]],
+        wanted: InputFormat,
+    ) -> None:
+        self._plain = plain
+        self._norm = norm
+        self._add_norm = add_norm
+        self._wanted = wanted
+
+    def __call__(self, x: Tensor) -> QuantizedInput:
+        return self._norm(x, self._plain.weight, self._plain.eps, self._wanted, self._plain.offset)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[QuantizedInput, Tensor]:
+        """(norm(x + residual), x + residual); the sum may be written over ``residual``."""
+        plain = self._plain
+        return self._add_norm(x, residual, plain.weight, plain.eps, self._wanted, plain.offset)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...kernels.attention_batch import AttentionBatch
 from ...kernels.kv_layout import KVCache
 from ..layers.embedding import Head
+from ..layers.mlp import GatedMLP
 from ..layers.rope import RotaryEmbedding, Rotation
 from ..model_config import ModelConfig
 from ..weights.loader import Loader
@@ -25,10 +26,13 @@ class DecoderLayer:
     def __init__(self, config: ModelConfig, index: int, block_size: int, rope: RotaryEmbedding, loader: Loader) -> None:
         prefix = f"model.layers.{index}"
         mlp_norm = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
-        self._attention_norm = norm(config, f"{prefix}.input_layernorm", loader)
+        attention_norm = norm(config, f"{prefix}.input_layernorm", loader)
         self._attention = attention(config, index, block_size, rope, loader)
-        self._mlp_norm = norm(config, f"{prefix}.{mlp_norm}", loader)
+        self._attention_norm = attention_norm.feeding(self._attention.input_format)
+        before_mlp = norm(config, f"{prefix}.{mlp_norm}", loader)
         self._mlp = feed_forward(config, index, loader)
+        # A mixture's router wants the values themselves.
+        self._mlp_norm = before_mlp.feeding(self._mlp.input_format if isinstance(self._mlp, GatedMLP) else None)
         self._after_attention = self._after_mlp = None
         if config.post_norms:
             self._after_attention = norm(config, f"{prefix}.post_attention_layernorm", loader)

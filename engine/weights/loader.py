@@ -22,7 +22,7 @@ from ...quant.formats.dtypes import is_plain
 from ...quant.kv_scales import describe_kv_scales, read_kv_scales
 from ...quant.scheme import Dense
 from ..layers.embedding import Embedding
-from ..layers.linear import Linear, LinearPart, prepare_part
+from ..layers.linear import Linear, LinearPart, linear_part, prepare_part
 from ..layers.moe import ExpertLinear, prepare_experts
 from ..layers.norm import RMSNorm
 from .checkpoint import Checkpoint
@@ -181,7 +181,7 @@ class Loader:
         rows, columns = outline.shape
         problem = LinearProblem(scheme=outline.scheme, in_features=columns, out_features=rows, dtype=self.dtype)
         self._record(layer_class(list(out_features)), problem, outline.nbytes)
-        return LinearPart(self.kernels.select("linear", problem), prepared, joined)
+        return linear_part(self.kernels.select_candidate("linear", problem), prepared, joined)
 
     def _put(self, stack: LinearStack, module: str, shape: tuple[int, int]) -> bool:
         """Read a module into the stack, a plain one a few rows at a time; False where it does not fit there."""

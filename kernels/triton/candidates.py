@@ -8,6 +8,7 @@ from ..problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainPro
 from ..registry import Registry
 from .candidate_rules import Lazy, triton_candidate, why_no_matrix, why_not_here
 from .candidates_experts import register_expert_ops
+from .candidates_scaled import register_scaled_ops
 from .launch_table import Refused, attention_row, linear_row
 
 HEAD_SIZES = range(16, 257)
@@ -23,7 +24,7 @@ _PLAIN_OPS = {
 }
 
 
-def register_triton_ops(registry: Registry) -> None:
+def register_triton_ops(registry: Registry, spec: DeviceSpec) -> None:
     """Append the Triton candidate of every operation that has one."""
     for op, module in _PLAIN_OPS.items():
         registry.register(triton_candidate(op, can_run_plain, Lazy(module, op)))
@@ -32,6 +33,7 @@ def register_triton_ops(registry: Registry) -> None:
     registry.register(triton_candidate("paged_attention", can_run_attention, attend))
     run, prepare = Lazy("packed_linear", "packed_linear"), Lazy("packed_weight", "prepare")
     registry.register(triton_candidate("linear", can_run_linear, run, prepare))
+    register_scaled_ops(registry, spec)
     register_expert_ops(registry)
 
 

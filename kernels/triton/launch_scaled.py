@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from .launch_table import DEFAULT, LinearLaunch, Refused, family, row_class
+from .launch_table import DEFAULT, LinearLaunch, Refused, family, find_row, row_class
 
 SCALED: dict[tuple[str, int], dict[str, LinearLaunch | Refused]] = {
+    # Hopper and Blackwell multiply 8-bit floats from 64 rows on; fewer would be widened to 16 bits.
     ("few", 1): {
         DEFAULT: LinearLaunch(16, 64, 128, 4, 3),
+        "hopper": LinearLaunch(64, 64, 128, 4, 3),
+        "blackwell": LinearLaunch(64, 64, 128, 4, 3),
         "cdna2": LinearLaunch(16, 64, 128, 4, 2),
         "cdna3": LinearLaunch(16, 64, 128, 4, 2),
         "cdna4": LinearLaunch(16, 64, 128, 4, 2),
@@ -30,6 +33,14 @@ SCALED: dict[tuple[str, int], dict[str, LinearLaunch | Refused]] = {
         "cdna4": LinearLaunch(128, 128, 128, 8, 2),
         "rdna3": LinearLaunch(64, 64, 64, 4, 1),
         "rdna4": LinearLaunch(128, 64, 64, 8, 1),
+    },
+    ("many grouped", 1): {
+        DEFAULT: LinearLaunch(128, 64, 128, 8, 3),
+        "cdna2": LinearLaunch(128, 64, 128, 8, 2),
+        "cdna3": LinearLaunch(128, 64, 128, 8, 2),
+        "cdna4": LinearLaunch(128, 64, 128, 8, 2),
+        "rdna3": LinearLaunch(64, 64, 64, 8, 1),
+        "rdna4": LinearLaunch(64, 64, 64, 8, 1),
     },
     ("few", 2): {
         DEFAULT: LinearLaunch(16, 32, 128, 4, 3),
@@ -60,19 +71,30 @@ SCALED: dict[tuple[str, int], dict[str, LinearLaunch | Refused]] = {
     ("many", 4): {DEFAULT: LinearLaunch(32, 32, 32, 4, 1)},
 }
 
+MAX_CORRECTED_ROWS = 64
+
 # Rows of x from which the vendor's product of fp8 codes is expected to win, where torch has one for the scales.
 VENDOR_ROWS = {DEFAULT: 128}
 
 
-def scaled_row(arch: str, num_rows: int, element_size: int) -> LinearLaunch | Refused:
-    """The row for ``num_rows`` rows of inputs."""
-    rows = SCALED[row_class(num_rows), element_size]
-    return rows.get(family(arch), rows[DEFAULT])
+def scaled_row(
+    arch: str, num_rows: int, element_size: int, *, grouped: bool = False, corrected: bool = False
+) -> LinearLaunch | Refused:
+    """The row for ``num_rows`` rows of inputs.
+
+    ``grouped``: each step has scales of its own, which take registers; ``corrected``: zero points, too.
+    """
+    kind = row_class(min(num_rows, MAX_CORRECTED_ROWS) if corrected else num_rows)
+    separate = grouped and (f"{kind} grouped", element_size) in SCALED
+    key = (f"{kind} grouped" if separate else kind), element_size
+    return find_row("scaled", SCALED[key], arch, key)
 
 
-def scaled_launch(arch: str, num_rows: int, element_size: int) -> LinearLaunch:
+def scaled_launch(
+    arch: str, num_rows: int, element_size: int, *, grouped: bool = False, corrected: bool = False
+) -> LinearLaunch:
     """``scaled_row`` of a problem that the registry did not refuse."""
-    row = scaled_row(arch, num_rows, element_size)
+    row = scaled_row(arch, num_rows, element_size, grouped=grouped, corrected=corrected)
     assert isinstance(row, LinearLaunch), row.reason
     return row
 

@@ -239,7 +239,8 @@ def scaled_linear(x: Tensor | QuantizedInput, prepared: ScaledWeight, bias: Tens
         wanted = prepared.input
         rows = quantize_activation(rows, wanted.how, wanted.scale, wanted.zero, codes_dtype=wanted.codes_dtype)
     codes = rows if isinstance(rows, Tensor) else rows.codes
-    launch = scaled_launch(device_arch(codes.device), codes.shape[0], codes.element_size())
+    ways = {"grouped": prepared.is_grouped, "corrected": prepared.is_corrected}
+    launch = scaled_launch(device_arch(codes.device), codes.shape[0], codes.element_size(), **ways)
     splits = num_splits(codes.shape[0], prepared.shape, launch, num_cores(codes.device))
     return launch_scaled(rows, prepared, bias, launch, splits).view(*shape[:-1], prepared.shape[0])
 

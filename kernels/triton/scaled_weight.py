@@ -40,6 +40,16 @@ class ScaledWeight:
     common: int
     input: InputFormat | None
 
+    @property
+    def is_grouped(self) -> bool:
+        """Whether scales change along K."""
+        return self.common < self.shape[1]
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether zero points are subtracted group by group."""
+        return self.is_grouped and (self.zeros is not None or self.sums is not None)
+
 
 def prepare_native(weight: CanonicalWeight, dtype: torch.dtype) -> ScaledWeight:
     """For products of codes: int8, or fp8 where the chip's 8-bit floats are e4m3fn. No code is copied."""

@@ -18,7 +18,7 @@ PIP          := $(BIN)/python -m pip --disable-pip-version-check
 RUN_STAMP    := $(VENV)/.installed
 DEV_STAMP    := $(VENV)/.installed-dev
 
-.PHONY: help demo install test test-slow lint format check-kernels wheel clean
+.PHONY: help demo install test test-slow lint format check-kernels kernel-tables wheel clean
 
 help:
 	@echo "make demo       serve a small 4-bit model on http://127.0.0.1:$(PORT)"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-slow  run every test that needs no GPU, the long ones too"
 	@echo "make lint       ruff and mypy"
 	@echo "make check-kernels  compile the Triton kernels for ten GPU architectures and check each"
+	@echo "make kernel-tables  the same, and write the tables of docs/kernels.md"
 	@echo "make format     let ruff lay out the code"
 	@echo "make wheel      build the wheel into dist/"
 	@echo "make install    only make the environment in $(VENV)"
@@ -50,8 +51,12 @@ lint: $(DEV_STAMP)
 	cd $(VENV)/lint && $(BIN)/mypy --config-file twofold/pyproject.toml --cache-dir "$(CURDIR)/.mypy_cache" \
 	    -p twofold.cli -p twofold.engine -p twofold.kernels -p twofold.platforms -p twofold.quant -p twofold.server
 
+# CHECK takes options, such as --subset.
 check-kernels: $(DEV_STAMP)
-	cd $(VENV) && $(BIN)/python -m twofold.kernels.triton.check
+	cd $(VENV) && $(BIN)/python -m twofold.kernels.triton.check $(CHECK)
+
+kernel-tables: $(DEV_STAMP)
+	cd $(VENV) && $(BIN)/python -m twofold.kernels.triton.check --markdown "$(CURDIR)/docs/kernels.md"
 
 format: $(DEV_STAMP)
 	$(BIN)/ruff format .

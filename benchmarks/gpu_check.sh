@@ -19,7 +19,7 @@ trap 'rm -rf "$work"' EXIT
 budget=470 tests=130 kernels=140
 device=auto models=8b,1b,70b milliseconds=20 engine=(--model 8b)
 if [ "${1:-}" = --smoke ]; then
-    budget=170 tests=30 kernels=15
+    budget=240 tests=40 kernels=60
     device=cpu models=tiny milliseconds=1 engine=(--model tiny --batch-sizes 1,2 --input-len 16 --output-len 4)
 fi
 left() { echo $((budget > SECONDS ? budget - SECONDS : 1)); }

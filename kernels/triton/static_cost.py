@@ -95,7 +95,7 @@ def costs(arch: str, match: str = "") -> Iterator[Cost]:
     fp8 = None if spec.fp8 is Fp8Kind.NONE else fp8_dtype(spec.fp8)
     inputs = Inputs(torch.device("cpu"), torch.float16, fp8)
     registry = Registry()
-    register_triton_ops(registry)
+    register_triton_ops(registry, spec)
     with assume_device(arch, NUM_CORES):
         for workload in _chosen(inputs, match):
             for candidate in registry.candidates(workload.op):

@@ -18,6 +18,7 @@ from twofold.kernels.triton.runtime import assume_device, device_arch, num_cores
 from twofold.kernels.triton.static_cost import costs, measure_cost
 from twofold.kernels.workloads import Inputs, Workload
 from twofold.kernels.workloads.linear import linear_workload
+from twofold.platforms.arch_spec import spec_of_arch
 from twofold.quant.scheme import WeightOnly
 
 INPUTS = Inputs(torch.device("cpu"), torch.float16)
@@ -80,7 +81,7 @@ def test_a_doubled_read_is_seen() -> None:
 
 def packed_cost(num_rows: int) -> Any:
     registry = Registry()
-    register_triton_ops(registry)
+    register_triton_ops(registry, spec_of_arch("sm_90"))
     candidate = next(row for row in registry.candidates("linear") if row.name == "triton")
     workload = linear_workload(INPUTS, WeightOnly(4, 32), (64, 256), num_rows)
     with assume_device("sm_90", 1):

@@ -83,7 +83,7 @@ class MixtureOfExperts:
 
 
 def prepare_experts(
-    weights: list[CanonicalWeight], top_k: int, dtype: torch.dtype, kernels: KernelSet
+    weights: Sequence[CanonicalWeight], top_k: int, dtype: torch.dtype, kernels: KernelSet
 ) -> tuple[ExpertPart, ExpertLinearProblem]:
     """Choose the kernel for the weights of all experts, which have one scheme, and bring them into its layout."""
     out_features, in_features = weights[0].shape

@@ -1,32 +1,73 @@
-"""The weights of all experts of a layer, brought to one scheme."""
+"""The weights of all experts of a layer: read one after the other, each under the scheme of all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import overload
+
+import torch
 
 from ...errors import UnsupportedError
 from ...quant.canonical import CanonicalWeight, merge
 from ...quant.experts import common_scheme, with_scheme
 from ...quant.scheme import Scheme
+from .linear_stack import outline_of
 
-ExpertStack = tuple[list[str], list[CanonicalWeight]]
+Load = Callable[[str, int], CanonicalWeight]
 
 
-def stack_experts(
-    load: Callable[[str, int], CanonicalWeight], names: list[str], num_experts: int, layer: str
-) -> list[ExpertStack]:
-    """(names, a weight of them stacked along N for each expert): one such pair, or one for each of the names where
-    some expert's modules cannot share a matrix. ``load(name, expert)`` reads a module."""
-    merged = []
-    for expert in range(num_experts):
-        parts = merge([load(name, expert) for name in names])
+class SchemesDifferError(Exception):
+    """An expert does not fit the scheme of those before it; ``scheme`` is its own."""
+
+    def __init__(self, scheme: Scheme) -> None:
+        super().__init__(f"an expert is {scheme}")
+        self.scheme = scheme
+
+
+class CannotMergeError(Exception):
+    """Modules of an expert that cannot share a matrix."""
+
+
+class StreamedExperts(Sequence[CanonicalWeight]):
+    """One weight per expert, made of the modules ``names`` stacked along N.
+
+    Each is read when it is asked for and not kept; of the first one its scales and shape stay. ``num_bytes`` counts
+    those that were read. Raises SchemesDifferError and CannotMergeError while it is being read.
+    """
+
+    def __init__(self, load: Load, names: list[str], num_experts: int, scheme: Scheme | None = None) -> None:
+        self._load, self._names, self._num_experts = load, names, num_experts
+        self.num_bytes = 0
+        self._first = self._read(0, scheme)
+        self.scheme: Scheme = self._first.scheme
+
+    def __len__(self) -> int:
+        return self._num_experts
+
+    @overload
+    def __getitem__(self, index: int) -> CanonicalWeight: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[CanonicalWeight]: ...
+    def __getitem__(self, index: int | slice) -> CanonicalWeight | Sequence[CanonicalWeight]:
+        assert isinstance(index, int), "experts are read one by one"
+        if index == 0:
+            return self._first
+        if index >= self._num_experts:
+            raise IndexError(index)  # ends an iteration
+        self._first = outline_of(self._first, torch.float32)
+        return self._read(index, self.scheme)
+
+    def _read(self, expert: int, scheme: Scheme | None) -> CanonicalWeight:
+        parts = merge([self._load(name, expert) for name in self._names])
         if len(parts) > 1:
-            return [
-                ([name], _alike([load(name, each) for each in range(num_experts)], f"{layer}.*.{name}"))
-                for name in names
-            ]
-        merged.append(parts[0])
-    return [(names, _alike(merged, f"{layer}.*.{'+'.join(names)}"))]
+            raise CannotMergeError
+        weight = parts[0]
+        if scheme is not None:
+            if common_scheme([scheme, weight.scheme], weight.shape) != scheme:
+                raise SchemesDifferError(weight.scheme)
+            weight = with_scheme(weight, scheme)
+        self.num_bytes += weight.nbytes
+        return weight
 
 
 def one_scheme(schemes: Sequence[Scheme], shape: tuple[int, int], layer: str) -> Scheme:
@@ -40,8 +81,3 @@ def one_scheme(schemes: Sequence[Scheme], shape: tuple[int, int], layer: str) ->
             f"quantize them alike"
         )
     return common
-
-
-def _alike(weights: list[CanonicalWeight], layer: str) -> list[CanonicalWeight]:
-    scheme = one_scheme([weight.scheme for weight in weights], weights[0].shape, layer)
-    return [with_scheme(weight, scheme) for weight in weights]

@@ -23,10 +23,10 @@ from ...quant.kv_scales import describe_kv_scales, read_kv_scales
 from ...quant.scheme import Dense
 from ..layers.embedding import Embedding
 from ..layers.linear import Linear, LinearPart, linear_part, prepare_part
-from ..layers.moe import ExpertLinear, prepare_experts
+from ..layers.moe import ExpertLinear, ExpertPart, prepare_experts
 from ..layers.norm import RMSNorm
 from .checkpoint import Checkpoint
-from .expert_stack import stack_experts
+from .expert_stack import CannotMergeError, Load, SchemesDifferError, StreamedExperts, one_scheme
 from .linear_stack import LinearStack, outline_of, to_device
 
 logger = get_logger(__name__)
@@ -85,20 +85,14 @@ class Loader:
 
         UnsupportedError where the experts have biases, or schemes that no kernel takes together.
         """
-        stacks = stack_experts(
-            lambda name, expert: self._expert(f"{prefix}.{expert}.{name}", (out_features[name], in_features)),
-            list(out_features),
-            num_experts,
-            prefix,
-        )
-        parts = []
-        for names, weights in stacks:
-            num_bytes = sum(weight.nbytes for weight in weights)
-            part, problem = prepare_experts(weights, top_k, self.dtype, self.kernels)
-            self.weight_bytes += num_bytes
-            self._record(layer_class([f"{prefix}.{name}" for name in names]), problem, num_bytes)
-            parts.append(part)
-        return ExpertLinear(parts)
+        def load(name: str, expert: int) -> CanonicalWeight:
+            return self._expert(f"{prefix}.{expert}.{name}", (out_features[name], in_features))
+
+        names = list(out_features)
+        try:
+            return ExpertLinear([self._expert_part(load, names, num_experts, top_k, prefix)])
+        except CannotMergeError:
+            return ExpertLinear([self._expert_part(load, [name], num_experts, top_k, prefix) for name in names])
 
     def norm(self, module: str, size: int, eps: float, offset: float = 0.0) -> RMSNorm:
         """An RMS norm over ``size`` features; ``offset`` is added to its weights."""
@@ -199,6 +193,21 @@ class Loader:
         for first, rows in self.checkpoint.rows(name):
             stack.put(first, DenseWeight(rows))
         return True
+
+    def _expert_part(self, load: Load, names: list[str], num_experts: int, top_k: int, prefix: str) -> ExpertPart:
+        """Prepare the experts while they stream in; again from the first where a later one needs a wider scheme."""
+        scheme = None
+        while True:
+            try:
+                weights = StreamedExperts(load, names, num_experts, scheme)
+                part, problem = prepare_experts(weights, top_k, self.dtype, self.kernels)
+                break
+            except SchemesDifferError as other:
+                layer = f"{prefix}.*.{'+'.join(names)}"
+                scheme = one_scheme([weights.scheme, other.scheme], weights[0].shape, layer)
+        self.weight_bytes += weights.num_bytes
+        self._record(layer_class([f"{prefix}.{name}" for name in names]), problem, weights.num_bytes)
+        return part
 
     def _expert(self, module: str, shape: tuple[int, int]) -> CanonicalWeight:
         self._filled.add(module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from twofold.engine.sources import resolve_model
 from twofold.errors import CheckpointError, UnsupportedError
 from twofold.kernels.kernel_set import KernelSet
 from twofold.platforms import select_platform
+from twofold.quant.canonical import CanonicalWeight, DenseWeight
+from twofold.quant.formats import DenseFormat, TensorSource
 
 TinyModel = Callable[..., Path]
 TOKENS = [5, 80, 255, 7, 7, 31, 200, 4]
@@ -128,6 +131,25 @@ def test_experts_of_different_widths_are_refused_with_both(tmp_path: Path, tiny_
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedError, match=r"experts\.\*\.down_proj: some experts are w4.* and some w8"):
         load(folder)
+
+
+def test_loading_holds_few_experts_at_once(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is prepared as it comes; the last two modules that were read, and one expert before them, may be alive."""
+    alive: list[int] = []
+    matrices: list[weakref.ref[Tensor]] = []
+    read = DenseFormat.load
+
+    def watched(self: DenseFormat, source: TensorSource, module: str, dtype: torch.dtype) -> CanonicalWeight:
+        weight = read(self, source, module, dtype)
+        if ".experts." in module:
+            alive.append(sum(matrix() is not None for matrix in matrices))
+            assert isinstance(weight, DenseWeight)
+            matrices.append(weakref.ref(weight.weight))
+        return weight
+
+    monkeypatch.setattr(DenseFormat, "load", watched)
+    load(tiny_model("qwen3-moe", num_experts=24))
+    assert len(alive) == 24 * 3 and max(alive) <= 3
 
 
 def test_report_has_a_row_for_the_experts(tiny_model: TinyModel) -> None:

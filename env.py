@@ -15,7 +15,7 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def cache_dir() -> Path:
-    """Folder for fetched models, quantized results, compiled kernels, launch settings (``TWOFOLD_CACHE``, else XDG's)."""
+    """Folder for models, quantized results, compiled kernels and launch settings (``TWOFOLD_CACHE``, else XDG's)."""
     explicit = os.environ.get("TWOFOLD_CACHE")
     base = explicit or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:

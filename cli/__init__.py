@@ -22,7 +22,7 @@ COMMANDS = {
     "quantize": "write a quantized checkpoint of a model",
     "pull": "fetch a model into the cache, or list the catalogue",
     "bench": "measure latency, throughput, kernels, or a running server",
-    "tune": "measure launch settings of the kernels on this GPU and keep the best",
+    "tune": "measure the kernels' launch settings on this GPU",
     "plan": "say what a model needs and how many requests fit",
     "doctor": "report what this machine offers and a model's kernels",
 }

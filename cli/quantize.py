@@ -6,10 +6,12 @@ import argparse
 import json
 from pathlib import Path
 
-from ..quant.spec import BITS, GROUP_SIZES, METHODS, QuantizeSpec
+from ..quant.calibration.spec import CalibrationSpec
+from ..quant.spec import BITS, GROUP_SIZES, METHODS, ORDERS, QuantizeSpec
 from .parser import byte_size, whole_number
 
 _DEFAULT = QuantizeSpec()
+_CALIBRATION = CalibrationSpec()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="no zero points: less exact, read by every GPTQ tool (checkpoint_format gptq instead of gptq_v2)",
     )
+    parser.add_argument(
+        "--order", choices=ORDERS, default=_DEFAULT.order, help="gptq: the order in which columns are rounded"
+    )
+    _add_calibration(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace a model that is already in DIR")
     parser.add_argument(
         "--max-shard-size", type=byte_size, default="4G", metavar="SIZE", help="largest weight file, such as 2G"
@@ -37,18 +43,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON to FILE as well")
 
 
+def _add_calibration(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("calibration, for methods that look at text")
+    group.add_argument(
+        "--calibration", metavar="FILE", help="text, or JSON lines with text or messages (default: a built-in sample)"
+    )
+    group.add_argument(
+        "--calibration-sequences",
+        type=whole_number,
+        default=_CALIBRATION.num_sequences,
+        metavar="N",
+        help="token windows to look at",
+    )
+    group.add_argument(
+        "--calibration-length",
+        type=whole_number,
+        default=_CALIBRATION.length,
+        metavar="TOKENS",
+        help="length of a window",
+    )
+    group.add_argument(
+        "--calibration-seed", type=whole_number, default=_CALIBRATION.seed, metavar="N", help="which windows are chosen"
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Quantize and print the report."""
     from ..quant.pipeline import quantize_model
     from ..quant.progress import layer_progress
 
-    spec = QuantizeSpec(method=args.method, bits=args.bits, group_size=args.group_size, symmetric=args.symmetric)
+    spec = QuantizeSpec(
+        method=args.method, bits=args.bits, group_size=args.group_size, symmetric=args.symmetric, order=args.order
+    )
+    calibration = CalibrationSpec(
+        source=Path(args.calibration).expanduser() if args.calibration else None,
+        num_sequences=args.calibration_sequences,
+        length=args.calibration_length,
+        seed=args.calibration_seed,
+    )
     with layer_progress(f"quantizing {args.model}") as progress:
         report = quantize_model(
             args.model,
             spec,
             Path(args.output).expanduser(),
             progress,
+            calibration=calibration,
             overwrite=args.overwrite,
             max_shard_bytes=args.max_shard_size,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -13,18 +12,12 @@ from pathlib import Path
 from .. import env, storage
 from ..engine.sources import ModelFiles, resolve_model
 from ..log import get_logger
+from .fingerprint import content_key
 from .pipeline import quantize_model
 from .progress import layer_progress
 from .spec import QuantizeSpec, parse_quantize_spec
 
 log = get_logger(__name__)
-
-# Part of the key: raise it when the same arguments give other weights.
-RESULT_VERSION = 1
-# Files up to this size count with all their bytes, larger ones with samples, size and modification time.
-MAX_HASHED_BYTES = 256 << 20
-NUM_SAMPLES = 32
-SAMPLE_BYTES = 64 << 10
 
 
 def ensure_quantized(model: str, spec: str | QuantizeSpec) -> Path:
@@ -49,30 +42,6 @@ def ensure_quantized(model: str, spec: str | QuantizeSpec) -> Path:
             if report.note:
                 log.warning("%s", report.note)
     return folder
-
-
-def content_key(files: ModelFiles, spec: QuantizeSpec) -> str:
-    """16 hexadecimal digits that change with the model's files, the spec and the quantizer."""
-    digest = hashlib.sha256(f"{RESULT_VERSION}\0{spec}".encode())
-    paths = [files.path] if files.kind == "gguf" else sorted(path for path in files.path.iterdir() if path.is_file())
-    for path in paths:
-        digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
-        for part in _parts(path):
-            digest.update(part)
-    return digest.hexdigest()[:16]
-
-
-def _parts(path: Path) -> Iterator[bytes]:
-    status = path.stat()
-    with path.open("rb") as stream:
-        if status.st_size <= MAX_HASHED_BYTES:
-            while part := stream.read(1 << 20):
-                yield part
-            return
-        yield str(status.st_mtime_ns).encode()
-        for index in range(NUM_SAMPLES):
-            stream.seek((status.st_size - SAMPLE_BYTES) * index // (NUM_SAMPLES - 1))
-            yield stream.read(SAMPLE_BYTES)
 
 
 def _slug(files: ModelFiles) -> str:

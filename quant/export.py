@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..engine.model_config import generation_config, raw_config
 from ..engine.sources import ModelFiles
 from ..errors import ConfigError
-from ..storage import writing
 
 WEIGHT_SUFFIXES = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".npz", ".tflite"}
@@ -53,25 +48,6 @@ def check_space(output: Path, needed: int) -> None:
     free = shutil.disk_usage(_existing_parent(output.resolve())).free
     if free < needed:
         raise ConfigError(f"output {output} needs {needed / 1e9:.2f} GB; its disk has {free / 1e9:.2f} GB free")
-
-
-@contextmanager
-def new_folder(output: Path) -> Iterator[Path]:
-    """A folder to fill that takes ``output``'s place when the block ends well, and vanishes when it does not.
-
-    Whatever stood at ``output`` stays until then. StorageError when its folder or its disk does not take the result.
-    """
-    with writing(output.parent):
-        work = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
-        try:
-            folder = work / "new"
-            folder.mkdir()
-            yield folder
-            if output.exists():
-                os.replace(output, work / "old")
-            os.replace(folder, output)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
 
 
 def write_side_files(files: ModelFiles, folder: Path, quantization: dict[str, Any], dtype: str) -> None:

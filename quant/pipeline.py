@@ -1,12 +1,13 @@
-"""Quantize a model layer by layer: from any source to a GPTQ checkpoint, one decoder layer in memory at a time."""
+"""Quantize a model layer by layer: from any source to a quantized checkpoint, one decoder layer in memory at a time."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,15 +16,21 @@ from ..engine.model_config import load_model_config
 from ..engine.sources import ModelFiles, resolve_model
 from ..engine.weights import open_checkpoint
 from ..engine.weights.checkpoint import Checkpoint
+from ..engine.weights.safetensors_dir import SafetensorsCheckpoint
 from ..errors import CheckpointError, ConfigError
-from .canonical import PackedWeight, dequantize
-from .export import check_output, check_space, new_folder, source_dtype, weight_bytes, write_side_files
-from .formats.gptq_writer import quantization_config, to_tensors
-from .methods import WEIGHT_METHODS
+from .calibration import CalibrationSpec
+from .canonical import dequantize
+from .export import check_output, check_space, source_dtype, weight_bytes, write_side_files
+from .fingerprint import content_key
+from .formats import Format, detect_format
+from .formats.writers import writer_for
+from .methods.choice import layer_method
+from .methods.layer_method import LayerMethod, LayerWeights
 from .plan import LayerPlan, QuantizePlan, make_plan, stored_dtype
 from .report import ModuleError, QuantizeReport
 from .spec import QuantizeSpec, parse_quantize_spec
 from .tensor_writer import TensorSpec, TensorWriter
+from .work_folder import WorkFolder
 
 # (decoder layers done, decoder layers in all); called once before the first one too.
 Progress = Callable[[int, int], None]
@@ -36,13 +43,15 @@ def quantize_model(
     output: Path,
     progress: Progress | None = None,
     *,
+    calibration: CalibrationSpec | None = None,
     overwrite: bool = False,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> QuantizeReport:
     """Write ``model`` (directory, .gguf file, catalogue name or hub id), quantized, to the folder ``output``.
 
     Everything wrong with the arguments raises ConfigError before a weight is read; CheckpointError names a tensor that
-    cannot be quantized. ``output`` appears complete or not at all.
+    cannot be quantized. ``output`` appears complete or not at all; the same call after an interruption goes on behind
+    the last finished layer.
     """
     started = time.perf_counter()
     spec = parse_quantize_spec(spec) if isinstance(spec, str) else spec
@@ -51,16 +60,18 @@ def quantize_model(
     if load_model_config(files).quantization is not None:
         raise ConfigError(f"{model} is quantized already; give the original model")
     checkpoint = open_checkpoint(files)
-    plan = make_plan(checkpoint, spec)
+    plan = make_plan(checkpoint, spec, writer_for(spec))
     tensors = list(plan.tensors(checkpoint))
     check_space(output, sum(tensor.nbytes for tensor in tensors))
-    with new_folder(output) as folder:
-        quantization = quantization_config(spec.scheme, spec.method, [module for module, _ in plan.plain])
+    calibration = calibration or CalibrationSpec()
+    method = layer_method(spec, files, checkpoint, calibration, lambda name: _finite_weight(checkpoint, name))
+    key = f"{content_key(files, spec)} {calibration if spec.is_calibrated else ''} {max_shard_bytes}"
+    with WorkFolder(output, key) as work:
+        quantization = plan.writer.config(plan.schemes, [module for module, _ in plan.plain], spec.method)
         dtype = stored_dtype(getattr(torch, source_dtype(files)))
-        write_side_files(files, folder, quantization, str(dtype).removeprefix("torch."))
-        run = _Run(checkpoint, plan)
-        with TensorWriter(folder, tensors, max_shard_bytes) as writer:
-            run.all_layers(writer, progress or _ignore)
+        write_side_files(files, work.folder, quantization, str(dtype).removeprefix("torch."))
+        run = _Run(checkpoint, plan, method, detect_format(quantization), work)
+        run.all_layers(tensors, max_shard_bytes, progress or _ignore)
     return _report(model, files, output, run, tensors, started)
 
 
@@ -68,30 +79,77 @@ def _ignore(done: int, total: int) -> None:
     """No progress wanted."""
 
 
+def _finite_weight(checkpoint: Checkpoint, module: str) -> Tensor:
+    name = f"{module}.weight"
+    weight = checkpoint.get(name).float()
+    if not bool(weight.isfinite().all()):
+        raise CheckpointError(f"{name} in {checkpoint.location(name)} holds NaN or infinity; nothing was written")
+    return weight
+
+
 @dataclass(slots=True)
 class _Run:
     checkpoint: Checkpoint
     plan: QuantizePlan
+    method: LayerMethod
+    written: Format
+    work: WorkFolder
     errors: list[ModuleError] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @torch.inference_mode()
-    def all_layers(self, writer: TensorWriter, progress: Progress) -> None:
+    def all_layers(self, tensors: list[TensorSpec], max_shard_bytes: int, progress: Progress) -> None:
         done, total = 0, self.plan.num_layers
+        finished = len(self.work.steps)
+        names = [name for layer in self.plan.layers[:finished] for name in self._names(layer)]
         progress(done, total)
-        for layer in self.plan.layers:
-            self._layer(layer, writer)
-            done += layer.number is not None
-            progress(done, total)
+        with TensorWriter(self.work.folder, tensors, max_shard_bytes, names) as writer:
+            for index, layer in enumerate(self.plan.layers):
+                if index < finished:
+                    self._take_over(layer, self.work.steps[index])
+                else:
+                    self._layer(layer, writer)
+                done += layer.number is not None
+                progress(done, total)
+
+    def _names(self, layer: LayerPlan) -> list[str]:
+        parts = [
+            f"{module}.{part}"
+            for module, scheme in layer.quantize.items()
+            for part in self.plan.writer.tensor_layout(self._shape(module), scheme)
+        ]
+        return [*layer.copy, *parts]
+
+    def _shape(self, module: str) -> tuple[int, int]:
+        rows, columns = self.checkpoint.shape(f"{module}.weight")
+        return rows, columns
 
     def _layer(self, layer: LayerPlan, writer: TensorWriter) -> None:
+        result = LayerWeights() if layer.number is None else self.method.quantize(layer)
         for name in layer.copy:
-            writer.write(name, self._dense(name))
+            writer.write(name, self._dense(name, result.changed.get(name)))
+        errors = [self._error(module, result) for module in layer.quantize]
         for module in layer.quantize:
-            for part, tensor in to_tensors(self._quantized(module)).items():
+            for part, tensor in self.plan.writer.to_tensors(result.quantized[module]).items():
                 writer.write(f"{module}.{part}", tensor)
+        writer.flush()
+        self.errors += errors
+        self.notes += result.notes
+        self.work.finish_step({"errors": [asdict(error) for error in errors], "notes": result.notes})
 
-    def _dense(self, name: str) -> Tensor:
-        tensor = self.checkpoint.get(name)
+    def _take_over(self, layer: LayerPlan, step: dict[str, Any]) -> None:
+        """A layer of an earlier run: its weights come from where that run left them."""
+        self.errors += [ModuleError(**error) for error in step["errors"]]
+        self.notes += step["notes"]
+        if layer.number is not None:
+            source = SafetensorsCheckpoint(self.work.folder)
+            done = LayerWeights(changed={name: source.get(name) for name in layer.copy})
+            for module in layer.quantize:
+                done.quantized[module] = self.written.load(source, module, torch.float32)
+            self.method.skip(layer, done)
+
+    def _dense(self, name: str, changed: Tensor | None) -> Tensor:
+        tensor = self.checkpoint.get(name) if changed is None else changed.to(self.checkpoint.dtype(name))
         stored = tensor.to(stored_dtype(tensor.dtype))
         if stored.dtype != tensor.dtype and not bool(stored.isfinite().all()):
             location = self.checkpoint.location(name)
@@ -100,17 +158,10 @@ class _Run:
             )
         return stored
 
-    def _quantized(self, module: str) -> PackedWeight:
-        name = f"{module}.weight"
-        weight = self.checkpoint.get(name).float()
-        if not bool(weight.isfinite().all()):
-            raise CheckpointError(
-                f"{name} in {self.checkpoint.location(name)} holds NaN or infinity; nothing was written"
-            )
-        packed = WEIGHT_METHODS[self.plan.spec.method](weight, self.plan.spec.scheme)
-        error = (dequantize(packed) - weight).norm() / weight.norm().clamp(min=1e-30)
-        self.errors.append(ModuleError(module=module, relative_rms=float(error)))
-        return packed
+    def _error(self, module: str, result: LayerWeights) -> ModuleError:
+        weight = _finite_weight(self.checkpoint, module)
+        error = (dequantize(result.quantized[module]) - weight).norm() / weight.norm().clamp(min=1e-30)
+        return ModuleError(module=module, relative_rms=float(error), output_error=result.output_errors.get(module))
 
 
 def _report(
@@ -132,6 +183,7 @@ def _report(
         num_layers=plan.num_layers,
         errors=tuple(run.errors),
         plain=tuple(plan.plain),
+        notes=tuple(run.notes),
         bits_per_weight=_bits(run.checkpoint, tensors, quantized),
         linear_bits=_bits(run.checkpoint, tensors, linear),
         model_bits=_bits(run.checkpoint, tensors, every),

@@ -12,7 +12,8 @@ import torch
 from ..errors import ConfigError
 from ..log import get_logger
 from .formats import TensorSource
-from .formats.gptq_writer import cannot_store, tensor_layout
+from .formats.write_format import WriteFormat
+from .scheme import Scheme
 from .spec import GROUP_SIZES, QuantizeSpec
 from .tensor_writer import TensorSpec
 
@@ -20,19 +21,19 @@ log = get_logger(__name__)
 
 _LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
 # Linear layers by name; other matrices of a layer (routers, low-rank factors) are small and sensitive: they stay dense.
-_LINEAR = re.compile(r"\.(?:[a-z]+_proj|w[123])$")
+_LINEAR = re.compile(r"\.(?:[a-z_]+_proj|w[123])$")
 
 
 @dataclass(slots=True)
 class LayerPlan:
     """The tensors of one decoder layer, or (``number`` None) those outside all layers.
 
-    ``quantize``  modules whose ``.weight`` is quantized.
+    ``quantize``  modules whose ``.weight`` is quantized, each with its scheme.
     ``copy``      names of tensors that are stored dense.
     """
 
     number: int | None
-    quantize: list[str] = field(default_factory=list)
+    quantize: dict[str, Scheme] = field(default_factory=dict)
     copy: list[str] = field(default_factory=list)
 
 
@@ -41,6 +42,7 @@ class QuantizePlan:
     """All layers in order, those outside first; ``plain`` are linear layers left dense, with the reason."""
 
     spec: QuantizeSpec
+    writer: WriteFormat
     layers: list[LayerPlan]
     plain: list[tuple[str, str]]
 
@@ -48,14 +50,19 @@ class QuantizePlan:
     def num_layers(self) -> int:
         return sum(layer.number is not None for layer in self.layers)
 
+    @property
+    def schemes(self) -> dict[str, Scheme]:
+        """The scheme of every quantized module."""
+        return {module: scheme for layer in self.layers for module, scheme in layer.quantize.items()}
+
     def tensors(self, source: TensorSource) -> Iterator[TensorSpec]:
         """Every tensor of the result."""
         for layer in self.layers:
             for name in layer.copy:
                 yield TensorSpec(name, stored_dtype(source.dtype(name)), source.shape(name))
-            for module in layer.quantize:
+            for module, scheme in layer.quantize.items():
                 rows, columns = source.shape(f"{module}.weight")
-                for part, (dtype, shape) in tensor_layout((rows, columns), self.spec.scheme).items():
+                for part, (dtype, shape) in self.writer.tensor_layout((rows, columns), scheme).items():
                     yield TensorSpec(f"{module}.{part}", dtype, shape)
 
 
@@ -64,7 +71,7 @@ def stored_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float16 if dtype in (torch.float32, torch.float64) else dtype
 
 
-def make_plan(source: TensorSource, spec: QuantizeSpec) -> QuantizePlan:
+def make_plan(source: TensorSource, spec: QuantizeSpec, writer: WriteFormat) -> QuantizePlan:
     """Sort the tensors by layer and choose what is quantized.
 
     ConfigError when nothing can be, naming the group sizes that would fit.
@@ -79,22 +86,18 @@ def make_plan(source: TensorSource, spec: QuantizeSpec) -> QuantizePlan:
         if number is None or module == name or len(source.shape(name)) != 2 or not source.dtype(name).is_floating_point:
             layer.copy.append(name)
             continue
-        reason = _reason_against(module, source.shape(name), spec)
+        reason: str | None = "not a projection"
+        if _LINEAR.search(module):
+            reason = writer.cannot_store(source.shape(name), spec.scheme)
         if reason is None:
-            layer.quantize.append(module)
+            layer.quantize[module] = spec.scheme
         else:
             layer.copy.append(name)
             plain.append((module, reason))
     ordered = [layers.pop(None), *(layers[number] for number in sorted(key for key in layers if key is not None))]
-    plan = QuantizePlan(spec, ordered, plain)
+    plan = QuantizePlan(spec, writer, ordered, plain)
     _check(plan, source)
     return plan
-
-
-def _reason_against(module: str, shape: tuple[int, ...], spec: QuantizeSpec) -> str | None:
-    if not _LINEAR.search(module):
-        return "not a projection"
-    return cannot_store(shape, spec.scheme)
 
 
 def _check(plan: QuantizePlan, source: TensorSource) -> None:
@@ -118,5 +121,5 @@ def _fitting_sizes(plan: QuantizePlan, source: TensorSource) -> str:
     modules += [module for module, _ in plan.plain if _LINEAR.search(module)]
     shapes = {source.shape(f"{module}.weight") for module in modules}
     schemes = [dataclasses.replace(plan.spec, group_size=size).scheme for size in GROUP_SIZES]
-    fitting = [s.group_size for s in schemes if all(cannot_store(shape, s) is None for shape in shapes)]
+    fitting = [s.group_size for s in schemes if all(plan.writer.cannot_store(shape, s) is None for shape in shapes)]
     return ", ".join(map(str, fitting)) or "none"

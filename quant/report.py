@@ -11,10 +11,14 @@ from .spec import QuantizeSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleError:
-    """How far one quantized linear is from its original: ``relative_rms`` = ||Q - W|| / ||W||."""
+    """How far one quantized linear is from its original: ``relative_rms`` = ||Q - W|| / ||W||.
+
+    ``output_error`` is that of its outputs on calibration data, where a method looked at some.
+    """
 
     module: str
     relative_rms: float
+    output_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +27,8 @@ class QuantizeReport:
 
     ``bits_per_weight`` counts everything stored for the quantized layers: codes, scales, zeros and indices;
     ``linear_bits`` what is stored for all linear layers of the decoder, ``model_bits`` for head and embedding too.
-    ``plain`` are the decoder's linear layers that were left dense, with the reason. Sizes are bytes of weight files.
+    ``plain`` are the decoder's linear layers that were left dense, with the reason; ``notes`` what happened to single
+    layers. Sizes are bytes of weight files.
     """
 
     model: str
@@ -32,6 +37,7 @@ class QuantizeReport:
     num_layers: int
     errors: tuple[ModuleError, ...]
     plain: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
     bits_per_weight: float
     linear_bits: float
     model_bits: float
@@ -72,6 +78,7 @@ class QuantizeReport:
             ("time", f"{self.seconds:.1f} s"),
         ]
         rows += [("left plain", f"{module}: {reason}") for module, reason in self.plain]
+        rows += [("note", note) for note in self.notes]
         return rows + ([("note", self.note)] if self.note else [])
 
     def _bits(self) -> str:

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from ..errors import ConfigError
 from .scheme import WeightOnly
 
-METHODS = ("rtn",)
+METHODS = ("rtn", "gptq")
+# Methods that look at calibration data.
+CALIBRATED = frozenset({"gptq"})
 BITS = (2, 3, 4, 8)
 # The sizes that readers of GPTQ files have kernels for; -1 is one group per output feature.
 GROUP_SIZES = (-1, 16, 32, 64, 128, 256, 512, 1024)
 SYMMETRY = {"asym": False, "sym": True}
+ORDERS = ("none", "group", "static", "full")
 SHAPE = "METHOD:BITS:GROUP or METHOD:BITS:GROUP:sym, such as rtn:4:32"
 
 
@@ -21,22 +24,33 @@ class QuantizeSpec:
     """A method with its bits and group size.
 
     Asymmetric is the default: at 4 bits and groups of 32 it brought SmolLM2's divergence from the original down from
-    0.31 to 0.24 nats a token, and GPTQ files store a zero per group either way.
+    0.31 to 0.24 nats a token, and GPTQ files store a zero per group either way. ``format`` names a `WriteFormat`, None
+    the method's own. ``order`` is GPTQ's, the order in which columns are rounded.
     """
 
     method: str = "rtn"
     bits: int = 4
     group_size: int = 32
     symmetric: bool = False
+    format: str | None = None
+    order: str = "static"
 
     def __post_init__(self) -> None:
         _check("method", self.method, METHODS)
         _check("bits", self.bits, BITS)
         _check("group size", self.group_size, GROUP_SIZES)
+        _check("order", self.order, ORDERS)
 
     @property
     def scheme(self) -> WeightOnly:
-        return WeightOnly(bits=self.bits, group_size=self.group_size, symmetric=self.symmetric)
+        """The scheme of every quantized layer."""
+        act_order = self.method == "gptq" and self.order == "full" and self.group_size != -1
+        return WeightOnly(self.bits, self.group_size, self.symmetric, act_order)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether calibration data is needed."""
+        return self.method in CALIBRATED
 
     def __str__(self) -> str:
         return f"{self.method}:{self.bits}:{self.group_size}" + (":sym" if self.symmetric else "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -56,15 +57,17 @@ class _Place:
 class TensorWriter:
     """``with TensorWriter(folder, specs, max_shard_bytes) as writer: writer.write(name, tensor)``.
 
-    Leaving the block without an error checks that every tensor was written, once.
+    Leaving the block without an error checks that every tensor was written, once. ``done`` are names that an earlier
+    writer of the same tensors in the same folder has written.
     """
 
-    def __init__(self, folder: Path, specs: list[TensorSpec], max_shard_bytes: int) -> None:
+    def __init__(self, folder: Path, specs: list[TensorSpec], max_shard_bytes: int, done: Collection[str] = ()) -> None:
         self.folder = folder
         self.total_bytes = sum(spec.nbytes for spec in specs)
         self._places: dict[str, _Place] = {}
         self._files: dict[Path, BinaryIO] = {}
-        self._missing = {spec.name for spec in specs}
+        self._missing = {spec.name for spec in specs} - set(done)
+        self._goes_on = bool(done)
         shards = _assign(specs, max_shard_bytes)
         for number, shard in enumerate(shards, 1):
             single = len(shards) == 1
@@ -82,6 +85,11 @@ class TensorWriter:
         stream.seek(place.offset)
         stream.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         self._missing.discard(name)
+
+    def flush(self) -> None:
+        """Hand everything written so far to the operating system."""
+        for stream in self._files.values():
+            stream.flush()
 
     def __enter__(self) -> TensorWriter:
         return self
@@ -107,7 +115,7 @@ class TensorWriter:
             }
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
-        stream = file.open("wb")
+        stream = file.open("r+b" if self._goes_on else "wb")
         self._files[file] = stream
         stream.write(struct.pack("<Q", len(text)) + text)
         stream.truncate(8 + len(text) + end)

@@ -17,6 +17,8 @@ from ...engine.weights.checkpoint import Checkpoint
 from ...errors import UnsupportedError
 from .experts import split_experts
 
+_OLDER_EXPERTS = ".block_sparse_moe."
+
 
 class BlockModel:
     """Embeds windows, loads decoder layers, and knows what each layer is called with.
@@ -111,8 +113,12 @@ class BlockModel:
 
     def stored_name(self, name: str) -> str:
         """The checkpoint's name for one of transformers' (Mixtral's files keep an older one)."""
-        older = name.replace(".mlp.", ".block_sparse_moe.")
+        older = name.replace(".mlp.", _OLDER_EXPERTS)
         return older if not self.checkpoint.has(name) and self.checkpoint.has(older) else name
+
+    def module_name(self, stored: str) -> str:
+        """Transformers' name for one of the checkpoint's."""
+        return stored.replace(_OLDER_EXPERTS, ".mlp.")
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,28 +13,28 @@ from ..calibration.activation_store import ActivationStore
 from ..calibration.block_model import BlockModel
 from ..calibration.layer_inputs import observed, run_until
 from ..calibration.stages import InputGroup, stages
-from ..canonical import CanonicalWeight, dequantize
+from ..canonical import dequantize
+from ..plan import LayerPlan
+from ..scheme import Scheme
+from .layer_method import LayerWeights
 from .statistics import InputStatistics
 
 # Tokens that pass through a layer at once.
 BATCH_TOKENS = 4096
+# Bytes of hidden states and inputs that stay in memory.
+DEFAULT_MEMORY = 4 << 30
 
 
-@dataclass(slots=True)
-class LayerWeights:
-    """The outcome of one layer, by names within it: quantized modules, and dense tensors that were changed.
+class GroupQuantizer(Protocol):
+    """Quantizes modules that read the same input, given its statistics; all names are full ones."""
 
-    ``errors`` are relative errors of the outputs; ``notes`` what a user must know.
-    """
-
-    quantized: dict[str, CanonicalWeight] = field(default_factory=dict)
-    changed: dict[str, Tensor] = field(default_factory=dict)
-    errors: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
-# Quantizes the modules of one group, given their stacked weights' inputs.
-GroupQuantizer = Callable[[InputGroup, dict[str, Tensor], InputStatistics, LayerWeights], None]
+    def __call__(
+        self,
+        weights: dict[str, Tensor],
+        schemes: dict[str, Scheme],
+        statistics: InputStatistics,
+        result: LayerWeights,
+    ) -> None: ...
 
 
 class CalibratedLayers:
@@ -44,8 +44,11 @@ class CalibratedLayers:
     of them are kept in memory, more lies on disk.
     """
 
-    def __init__(self, model: BlockModel, windows: Tensor, *, memory: int = 4 << 30) -> None:
+    def __init__(
+        self, model: BlockModel, windows: Tensor, quantize: GroupQuantizer, *, memory: int = DEFAULT_MEMORY
+    ) -> None:
         self._model = model
+        self._quantize = quantize
         self._memory = memory
         self._batch = max(1, BATCH_TOKENS // windows.shape[1])
         hidden = model.config.hidden_size
@@ -57,22 +60,41 @@ class CalibratedLayers:
             self._states.put(start, embedded)
             self._originals.put(start, embedded)
 
-    def quantize(self, index: int, modules: Sequence[str], quantize: GroupQuantizer) -> LayerWeights:
-        """Quantize the named modules of layer ``index`` (names within it); layers come in order."""
-        original = self._model.load_layer(index)
+    def quantize(self, plan: LayerPlan) -> LayerWeights:
+        """Quantize a decoder layer; layers come in order."""
+        assert plan.number is not None, "tensors outside the layers are not calibrated"
+        original = self._model.load_layer(plan.number)
         layer = copy.deepcopy(original)
+        prefix = f"{self._model.layer_name(plan.number)}."
+        modules = {self._model.module_name(name).removeprefix(prefix): name for name in plan.quantize}
         order = stages(modules)
-        stores = self._original_inputs(index, original, [group for groups in order for group in groups])
+        stores = self._original_inputs(plan.number, original, [group for groups in order for group in groups])
         result = LayerWeights()
         for groups in order:
-            statistics = self._statistics(index, layer, groups, stores)
+            statistics = self._statistics(plan.number, layer, groups, stores)
             for group in groups:
-                weights = {name: layer.get_submodule(name).weight for name in group.modules}
-                quantize(group, weights, statistics[group.first], result)
-                for name in group.modules:
-                    layer.get_submodule(name).weight.copy_(dequantize(result.quantized[name]))
-        self._states.update(self._batch, lambda hidden: self._model.run(index, layer, hidden))
+                names = [modules[name] for name in group.modules]
+                weights = {modules[name]: layer.get_submodule(name).weight for name in group.modules}
+                schemes = {name: plan.quantize[name] for name in names}
+                self._quantize(weights, schemes, statistics[group.first], result)
+                for name, parameter in weights.items():
+                    parameter.copy_(dequantize(result.quantized[name]))
+        self._advance(plan.number, layer)
         return result
+
+    def skip(self, plan: LayerPlan, done: LayerWeights) -> None:
+        """Pass a layer that was quantized before."""
+        assert plan.number is not None, "tensors outside the layers are not calibrated"
+        layer = self._model.load_layer(plan.number)
+        with torch.inference_mode():
+            self._originals.update(self._batch, lambda hidden: self._model.run(plan.number, layer, hidden))
+        prefix = f"{self._model.layer_name(plan.number)}."
+        for name, weight in done.quantized.items():
+            layer.get_submodule(self._model.module_name(name).removeprefix(prefix)).weight.copy_(dequantize(weight))
+        self._advance(plan.number, layer)
+
+    def _advance(self, index: int, layer: nn.Module) -> None:
+        self._states.update(self._batch, lambda hidden: self._model.run(index, layer, hidden))
 
     def _original_inputs(
         self, index: int, layer: nn.Module, groups: Sequence[InputGroup]

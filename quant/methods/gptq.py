@@ -9,7 +9,7 @@ than of the layer on its quantized inputs (``correction``; the objective of arXi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from .grid import GroupGrid, search_grid
 from .rtn import quantize_rtn
 from .statistics import InputStatistics
 
-ORDERS = ("none", "group", "static", "full")
 DAMPINGS = 6
 BLOCK = 128
 # A result that reproduces the outputs worse than rounding to nearest by more than this is not kept.
@@ -46,7 +45,10 @@ class GPTQOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTQResult:
-    """``error``: ||(W - Q) X|| / ||W X||; ``damping`` as used; ``fallback``: why it was rounded to nearest instead."""
+    """``error`` is ||(T - Q) X|| / ||T X|| for the target T and the inputs X; ``damping`` as it was used.
+
+    ``fallback`` says why the weight was rounded to nearest instead.
+    """
 
     weight: PackedWeight
     error: float
@@ -69,9 +71,15 @@ def quantize_gptq(
     if not bool(hessian.any()):
         return GPTQResult(weight=rounded, error=math.nan, damping=0.0, fallback="no calibration token reached it")
     for damping in _dampings(options.damping, hessian):
-        result = _attempt(weight, hessian, statistics, scheme, replace(options, damping=damping))
-        if result is not None:
-            return _better(weight, hessian, result, rounded)
+        damped = _damped(hessian, damping)
+        target = _target(weight, statistics, damped, options.correction)
+        packed = None if target is None else _rounded(target, hessian, damped, scheme, options.order)
+        if packed is not None and target is not None:
+            error, plain = (output_error(target, candidate, hessian) for candidate in (packed, rounded))
+            if error <= WORST_AGAINST_RTN * plain:
+                return GPTQResult(weight=packed, error=error, damping=damping)
+            reason = f"its error {error:.4f} would be above {plain:.4f}"
+            return GPTQResult(weight=rounded, error=plain, damping=damping, fallback=reason)
     error = output_error(weight, rounded, hessian)
     return GPTQResult(weight=rounded, error=error, damping=0.0, fallback="its Hessian stayed singular")
 
@@ -98,39 +106,38 @@ def _dampings(first: float, hessian: Tensor) -> list[float]:
     return [max(first, 1e-6 if step else 0.0) * 10.0**step * mean for step in range(DAMPINGS)]
 
 
-def _better(weight: Tensor, hessian: Tensor, result: GPTQResult, rounded: PackedWeight) -> GPTQResult:
-    plain = output_error(weight, rounded, hessian)
-    if result.error <= WORST_AGAINST_RTN * plain:
-        return result
-    reason = f"GPTQ's error {result.error:.4f} was above {plain:.4f}"
-    return replace(result, weight=rounded, error=plain, fallback=reason)
-
-
-def _attempt(
-    weight: Tensor, hessian: Tensor, statistics: InputStatistics, scheme: WeightOnly, options: GPTQOptions
-) -> GPTQResult | None:
-    """None while the damped Hessian has no Cholesky factor."""
-    dead = hessian.diagonal() <= 0
+def _damped(hessian: Tensor, damping: float) -> Tensor:
+    """A dead column, whose input is always zero, gets a place of its own: nothing else depends on it."""
     damped = hessian.clone()
-    damped.diagonal().add_(options.damping)
-    damped.diagonal()[dead] = 1.0
+    damped.diagonal().add_(damping)
+    damped.diagonal()[hessian.diagonal() <= 0] = 1.0
+    return damped
+
+
+def _target(weight: Tensor, statistics: InputStatistics, damped: Tensor, correction: float) -> Tensor | None:
+    """The weight whose outputs on the quantized model's inputs are closest to the original model's outputs.
+
+    None where the Hessian has no Cholesky factor.
+    """
     target = weight.to(damped.dtype)
-    if statistics.deviation is not None and options.correction:
-        solved = _solve(damped, statistics.deviation.to(damped))
-        if solved is None:
-            return None
-        target = target + options.correction * (target @ solved)
-    columns = _order(hessian.diagonal(), scheme, options.order)
+    if statistics.deviation is None or not correction:
+        return target
+    solved = _solve(damped, statistics.deviation.to(damped))
+    return None if solved is None else target + correction * (target @ solved)
+
+
+def _rounded(target: Tensor, hessian: Tensor, damped: Tensor, scheme: WeightOnly, order: str) -> PackedWeight | None:
+    """None where the Hessian has no Cholesky factor, or the result is not finite."""
+    dead = hessian.diagonal() <= 0
+    columns = _order(hessian.diagonal(), scheme, order)
     factor = _inverse_factor(damped[columns][:, columns])
     if factor is None:
         return None
-    grids = _static_grids(target, scheme, dead) if options.order == "static" else None
+    grids = _static_grids(target, scheme, dead) if order == "static" else None
     sweep = _Sweep(target.T[columns].float().contiguous(), factor.float(), scheme, columns, dead[columns], grids)
     sweep.run()
-    packed = sweep.packed(full=options.order == "full")
-    if not bool(dequantize(packed).isfinite().all()):
-        return None
-    return GPTQResult(weight=packed, error=output_error(weight, packed, hessian), damping=options.damping)
+    packed = sweep.packed(full=order == "full")
+    return packed if bool(dequantize(packed).isfinite().all()) else None
 
 
 def _solve(damped: Tensor, deviation: Tensor) -> Tensor | None:

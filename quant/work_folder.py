@@ -1,0 +1,76 @@
+"""The folder that a long work is done in: kept when interrupted, continued by the same work, moved when done."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..errors import ConfigError
+from ..storage import writing
+
+JOURNAL = "journal.json"
+
+
+class WorkFolder:
+    """``with WorkFolder(output, key) as work:`` fills ``work.folder``, which then takes ``output``'s place.
+
+    ``key`` names the work: one that was interrupted continues where the same key comes again, and is thrown away where
+    another does. ``steps`` are those already done. Whatever stood at ``output`` stays until the end.
+    """
+
+    def __init__(self, output: Path, key: str) -> None:
+        self._output = output
+        self._key = key
+        self._base = output.parent / f".{output.name}-partial"
+        self.folder = self._base / "new"
+        self.steps: list[dict[str, Any]] = []
+        self._lock = -1
+
+    def __enter__(self) -> WorkFolder:
+        with writing(self._output.parent):
+            self._base.mkdir(exist_ok=True)
+            self._lock = os.open(self._base, os.O_RDONLY)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(self._lock)
+                raise ConfigError(f"another process is making {self._output}; wait for it or stop it") from None
+            self.steps = self._previous_steps()
+            if not self.steps:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                self.folder.mkdir()
+        return self
+
+    def finish_step(self, step: dict[str, Any]) -> None:
+        """Note that a step is done and all it wrote is on disk."""
+        self.steps.append(step)
+        part = self._base / f"{JOURNAL}.part"
+        part.write_text(json.dumps({"key": self._key, "steps": self.steps}))
+        os.replace(part, self._base / JOURNAL)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                with writing(self._output.parent):
+                    if self._output.exists():
+                        os.replace(self._output, self._base / "old")
+                    os.replace(self.folder, self._output)
+            # Only an interruption can be continued; what failed would fail again.
+            if kind is None or issubclass(kind, Exception) or not self.steps:
+                shutil.rmtree(self._base, ignore_errors=True)
+        finally:
+            os.close(self._lock)
+
+    def _previous_steps(self) -> list[dict[str, Any]]:
+        try:
+            journal = json.loads((self._base / JOURNAL).read_text())
+        except (OSError, ValueError):
+            return []
+        return list(journal["steps"]) if journal.get("key") == self._key and self.folder.is_dir() else []

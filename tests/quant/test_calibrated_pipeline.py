@@ -1,0 +1,107 @@
+"""``gptq`` on tiny models: what is written, how far its outputs are, and going on after an interruption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from twofold import LLM
+from twofold.engine.sources import resolve_model
+from twofold.engine.tokenizer import load_tokenizer
+from twofold.errors import ConfigError
+from twofold.quant import QuantizeSpec, quantize_model
+from twofold.quant.calibration import CalibrationSpec
+from twofold.quant.calibration.texts import EVALUATION_SAMPLE, sample_path, text_windows
+
+TinyModel = Callable[..., Path]
+FEW = CalibrationSpec(num_sequences=16, length=32)
+
+
+def logits(model: Path, ids: list[int]) -> torch.Tensor:
+    with LLM(str(model), device="cpu", dtype="float32") as llm:
+        return llm.logits(ids)
+
+
+def divergence(model: Path, source: Path) -> float:
+    """Nats a token on text that was not calibrated on."""
+    tokenizer = load_tokenizer(resolve_model(str(source)))
+    ids = text_windows(tokenizer, sample_path(EVALUATION_SAMPLE), 128)[3].tolist()
+    original, quantized = logits(source, ids).log_softmax(-1), logits(model, ids).log_softmax(-1)
+    return float((original.exp() * (original - quantized)).sum(-1).mean())
+
+
+@pytest.mark.parametrize("order", ["static", "full"])
+def test_outputs_are_closer_than_rounded_ones(tiny_model: TinyModel, tmp_path: Path, order: str) -> None:
+    source = tiny_model("llama")
+    spec = QuantizeSpec(method="gptq", bits=3, group_size=32, order=order)
+    report = quantize_model(str(source), spec, tmp_path / "gptq", calibration=FEW)
+    quantize_model(str(source), "rtn:3:32", tmp_path / "rtn")
+    assert divergence(tmp_path / "gptq", source) < divergence(tmp_path / "rtn", source)
+    assert all(error.output_error is not None and error.output_error < error.relative_rms for error in report.errors)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mixtral", "qwen3-moe"])
+def test_families(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
+    source = tiny_model(family)
+    report = quantize_model(str(source), "gptq:8:-1", tmp_path / "out", calibration=FEW)
+    assert report.errors and all(module.endswith(".gate") for module, _ in report.plain)
+    assert divergence(tmp_path / "out", source) < 1e-2
+
+
+class Stop(BaseException):
+    """As Ctrl-C does."""
+
+
+def test_an_interrupted_work_goes_on(tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tiny_model("llama", num_hidden_layers=3)
+    quantize_model(str(source), "gptq:4:32", tmp_path / "whole", calibration=FEW)
+
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        quantize_model(str(source), "gptq:4:32", tmp_path / "out", stop, calibration=FEW)
+    assert not (tmp_path / "out").exists()
+    quantized: list[int] = []
+    from twofold.quant.methods.calibrated import CalibratedLayers
+
+    original = CalibratedLayers.quantize
+    monkeypatch.setattr(
+        CalibratedLayers, "quantize", lambda self, plan: (quantized.append(plan.number), original(self, plan))[1]
+    )
+    report = quantize_model(str(source), "gptq:4:32", tmp_path / "out", calibration=FEW)
+    assert quantized == [2] and len(report.errors) == 21
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "whole"}
+    whole, out = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "out"))
+    assert whole.keys() == out.keys() and all(torch.equal(whole[name], out[name]) for name in whole)
+
+
+def test_another_work_does_not_go_on(tiny_model: TinyModel, tmp_path: Path) -> None:
+    source = tiny_model("llama")
+
+    def stop(done: int, total: int) -> None:
+        if done == 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        quantize_model(str(source), "gptq:4:32", tmp_path / "out", stop, calibration=FEW)
+    seen: list[int] = []
+    quantize_model(str(source), "rtn:4:32", tmp_path / "out", lambda done, total: seen.append(done))
+    assert seen == [0, 0, 1, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_too_little_text_is_an_error_before_any_work(tiny_model: TinyModel, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("a few words")
+    with pytest.raises(ConfigError, match="less than one window of 512; give more text"):
+        quantize_model(
+            str(tiny_model("llama")),
+            "gptq:4:32",
+            tmp_path / "out",
+            calibration=CalibrationSpec(source=tmp_path / "short.txt"),
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]

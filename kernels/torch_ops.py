@@ -13,6 +13,7 @@ from .problems import LinearProblem
 from .quantized_linear import expanded_bytes, prepare_dense, register_quantized_ops
 from .registry import Candidate, Quality, Registry
 from .torch_attention import register_torch_attention
+from .torch_scaled import register_torch_scaled
 
 
 def register_torch_ops(registry: Registry, spec: DeviceSpec) -> None:
@@ -48,6 +49,8 @@ def register_torch_ops(registry: Registry, spec: DeviceSpec) -> None:
             shares_dense=True,
         )
     )
+    if spec.device_type != "cpu":
+        register_torch_scaled(registry, spec)
     register_quantized_ops(registry, spec)
     register_expert_loops(registry, spec)
 

@@ -10,12 +10,11 @@ import torch
 from ...platforms.spec import DeviceSpec, Fp8Kind
 from ...quant.scheme import Element, Fp8, Int8
 from ..problems import LinearProblem, QuantizeProblem
-from ..quantized_input import InputFormat
 from ..registry import Candidate, Quality, Registry
 from .candidate_rules import Lazy, triton_candidate, why_no_matrix, why_not_here
 from .launch_scaled import scaled_row
 from .launch_table import Refused
-from .scaled_weight import ScaledWeight, prepare_fnuz, prepare_native, prepare_wide, prepared_bytes
+from .scaled_weight import input_format, prepare_fnuz, prepare_native, prepare_wide, prepared_bytes
 
 MIN_GROUP = 16
 # Beyond, sums of int8 products can overflow int32.
@@ -51,11 +50,6 @@ def register_scaled_ops(registry: Registry, spec: DeviceSpec) -> None:
     )
     for op in _FUSED:
         registry.register(triton_candidate(op, can_quantize_fused, Lazy("quantize_rows", op)))
-
-
-def input_format(prepared: ScaledWeight) -> InputFormat | None:
-    """How a prepared weight's input is quantized."""
-    return prepared.input
 
 
 def can_multiply_codes(spec: DeviceSpec, problem: LinearProblem) -> str | None:

@@ -73,8 +73,9 @@ SCALED: dict[tuple[str, int], dict[str, LinearLaunch | Refused]] = {
 
 MAX_CORRECTED_ROWS = 64
 
-# Rows of x from which the vendor's product of fp8 codes is expected to win, where torch has one for the scales.
-VENDOR_ROWS = {DEFAULT: 128}
+# Rows of x from which the vendor's product of fp8 codes is expected to win: chips where torch has it for a scale per
+# token and output feature.
+VENDOR_ROWS = {"hopper": 256, "blackwell": 256, "cdna3": 256, "cdna4": 256}
 
 
 def scaled_row(
@@ -99,6 +100,6 @@ def scaled_launch(
     return row
 
 
-def vendor_rows(arch: str) -> int:
-    """Rows of x from which the vendor's product is taken."""
-    return VENDOR_ROWS.get(family(arch), VENDOR_ROWS[DEFAULT])
+def vendor_rows(arch: str) -> int | None:
+    """Rows of x from which the vendor's product is taken, where its scales allow it; None: never."""
+    return VENDOR_ROWS.get(family(arch))

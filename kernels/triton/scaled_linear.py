@@ -23,7 +23,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..quantized_input import QuantizedInput
-from .launch_scaled import scaled_launch
+from ..torch_scaled import fits_scaled_mm, run_scaled_mm
+from .launch_scaled import scaled_launch, vendor_rows
 from .launch_table import LinearLaunch
 from .packed_linear import add_splits, num_splits
 from .quantize_rows import quantize_activation
@@ -238,11 +239,21 @@ def scaled_linear(x: Tensor | QuantizedInput, prepared: ScaledWeight, bias: Tens
     if isinstance(rows, Tensor) and prepared.input is not None:
         wanted = prepared.input
         rows = quantize_activation(rows, wanted.how, wanted.scale, wanted.zero, codes_dtype=wanted.codes_dtype)
-    codes = rows if isinstance(rows, Tensor) else rows.codes
+    return _product(rows, prepared, bias).view(*shape[:-1], prepared.shape[0])
+
+
+def _product(x: Tensor | QuantizedInput, prepared: ScaledWeight, bias: Tensor | None) -> Tensor:
+    """The vendor's product for many rows, where there is one; else the kernel, K split for few rows."""
+    codes = x if isinstance(x, Tensor) else x.codes
+    arch, num_rows = device_arch(codes.device), codes.shape[0]
+    many = vendor_rows(arch)
+    if many is not None and num_rows >= many and fits_scaled_mm(prepared, x.dtype):
+        return run_scaled_mm(x, prepared, bias)
     ways = {"grouped": prepared.is_grouped, "corrected": prepared.is_corrected}
-    launch = scaled_launch(device_arch(codes.device), codes.shape[0], codes.element_size(), **ways)
-    splits = num_splits(codes.shape[0], prepared.shape, launch, num_cores(codes.device))
-    return launch_scaled(rows, prepared, bias, launch, splits).view(*shape[:-1], prepared.shape[0])
+    launch = scaled_launch(arch, num_rows, codes.element_size(), **ways)
+    return launch_scaled(
+        x, prepared, bias, launch, num_splits(num_rows, prepared.shape, launch, num_cores(codes.device))
+    )
 
 
 def launch_scaled(

@@ -28,6 +28,7 @@ class ScaledWeight:
     ``zeros``   int32 like ``scales``, or None: all 0.
     ``sums``    int32 [K / common,N], for inputs with zero points: of ``code - zero`` over each ``common`` features that
                 share their scales on both sides.
+    ``per_tensor``  all of ``scales`` are the same.
     """
 
     shape: tuple[int, int]
@@ -39,6 +40,7 @@ class ScaledWeight:
     group: int
     common: int
     input: InputFormat | None
+    per_tensor: bool = False
 
     @property
     def is_grouped(self) -> bool:
@@ -67,6 +69,11 @@ def prepare_wide(weight: CanonicalWeight, dtype: torch.dtype) -> ScaledWeight:
     """For fp8 codes that the kernel turns into floats of ``dtype``, as which inputs keep their codes, too."""
     assert isinstance(weight, EightBitWeight) and isinstance(weight.scheme, Fp8), f"{weight.scheme} is refused"
     return _prepare(weight, weight.codes.view(torch.uint8), dtype)
+
+
+def input_format(prepared: ScaledWeight) -> InputFormat | None:
+    """How a prepared weight's input is quantized."""
+    return prepared.input
 
 
 def prepared_bytes(problem: LinearProblem, stored: int) -> int:
@@ -108,6 +115,7 @@ def _prepare(weight: EightBitWeight, codes: Tensor, codes_dtype: torch.dtype) ->
         group=group,
         common=common,
         input=None if how is None else _input(weight, codes_dtype),
+        per_tensor=scheme.block == (-1, -1),
     )
 
 

@@ -8,6 +8,7 @@ from ..problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainPro
 from ..registry import Registry
 from .candidate_rules import Lazy, triton_candidate, why_no_matrix, why_not_here
 from .candidates_experts import register_expert_ops
+from .candidates_sampling import register_sampling_ops
 from .candidates_scaled import register_scaled_ops
 from .launch_table import Refused, attention_row, linear_row
 
@@ -35,6 +36,7 @@ def register_triton_ops(registry: Registry, spec: DeviceSpec) -> None:
     registry.register(triton_candidate("linear", can_run_linear, run, prepare))
     register_scaled_ops(registry, spec)
     register_expert_ops(registry)
+    register_sampling_ops(registry)
 
 
 def can_run_plain(spec: DeviceSpec, problem: PlainProblem) -> str | None:

@@ -16,10 +16,10 @@ out=${OUT:-$work/out}
 mkdir -p "$out"
 trap 'rm -rf "$work"' EXIT
 
-budget=470 tests=130 kernels=140
+budget=470 tests=110 kernels=160
 device=auto models=8b,1b,70b milliseconds=20 engine=(--model 8b)
 if [ "${1:-}" = --smoke ]; then
-    budget=240 tests=40 kernels=60
+    budget=500 tests=60 kernels=60
     device=cpu models=tiny milliseconds=1 engine=(--model tiny --batch-sizes 1,2 --input-len 16 --output-len 4)
 fi
 left() { echo $((budget > SECONDS ? budget - SECONDS : 1)); }
@@ -45,7 +45,7 @@ else
 fi
 
 echo "== kernels"
-timeout $((kernels + 40)) "$python" -m twofold bench kernels --device "$device" --models "$models" \
+timeout $((kernels + 40)) "$python" -m twofold bench kernels --device "$device" --models "$models" --selected \
     --milliseconds "$milliseconds" --seconds "$kernels" --json "$out/kernels.json" || status=1
 
 echo "== engine"

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=number(1, 86400), default=240.0, metavar="S", help="begin no measurement after this long"
     )
+    parser.add_argument("--selected", action="store_true", help="only the kernels that an engine would choose")
     parser.add_argument("--compile-only", action="store_true", help="compile for GPUs that need not be here, and check")
     parser.add_argument("--targets", metavar="ARCHS", help="architectures to compile for (default: all ten)")
     parser.add_argument("--subset", action="store_true", help="compile a representative part")
@@ -87,11 +88,14 @@ def measure_platform(platform: Platform, args: argparse.Namespace, models: list[
         show(markdown([]))
         chosen = all_workloads(inputs_of(platform), models)
         wanted = (workload for workload in chosen if args.match in f"{workload.op} {workload.label}")
-        for row in measure(platform, default_registry(spec), wanted, clock, bounds, deadline):
+        for row in measure(platform, default_registry(spec), wanted, clock, bounds, deadline, selected=args.selected):
             show(f"| {' | '.join(row.cells())} |")
             rows.append(row.as_dict())
-    copy, product = bounds.copy, bounds.product
-    return {"kind": "kernels", "device": spec.name, "arch": spec.arch, "copy": copy, "product": product, "rows": rows}
+    complete = time.monotonic() < deadline
+    if not complete:
+        show(f"\nstopped after {args.seconds:g} seconds: the rest was not measured")
+    figures = {"copy": bounds.copy, "product": bounds.product, "complete": complete, "rows": rows}
+    return {"kind": "kernels", "device": spec.name, "arch": spec.arch, **figures}
 
 
 def _models(given: str | None) -> list[str]:

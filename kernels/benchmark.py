@@ -101,15 +101,27 @@ def measure(
     clock: Clock,
     bounds: Bounds,
     deadline: float = float("inf"),
+    *,
+    selected: bool = False,
 ) -> Iterator[Measurement]:
-    """One measurement per workload and candidate; none is begun after ``deadline`` (monotonic seconds)."""
+    """One measurement per workload and candidate, or (``selected``) of the one that an engine would choose.
+
+    Nothing is begun after ``deadline`` (monotonic seconds): the workloads that are left give no measurement.
+    """
     for workload in chosen:
-        peer = _peer_seconds(workload, clock) if time.monotonic() < deadline else None
+        peer = _peer_seconds(workload, clock)
         for candidate in registry.candidates(workload.op):
+            if time.monotonic() >= deadline:
+                return
             reason = candidate.can_run(platform.spec, workload.problem)
-            if reason is None and time.monotonic() >= deadline:
-                reason = "no time left"
-            yield _refused(workload, candidate, reason) if reason else _timed(workload, candidate, clock, bounds, peer)
+            if reason is None:
+                yield _timed(workload, candidate, clock, bounds, peer)
+            elif not selected:
+                yield _refused(workload, candidate, reason)
+            if reason is None and selected:
+                break
+        if time.monotonic() >= deadline:
+            return
 
 
 def _refused(workload: Workload, candidate: Candidate, reason: str, *, failed: bool = False) -> Measurement:

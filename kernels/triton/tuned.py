@@ -64,7 +64,11 @@ def tuned_row(arch: str, table: str, key: Key, kind: type[Row]) -> Row | None:
         _override.uses += 1
         row: Row = _override.row
         return row
-    return _decoded(arch, kind).get((table, key)) if arch else None
+    if not arch:
+        return None
+    cached: Any = _decoded
+    found: Row | None = cached(arch, kind).get((table, key))
+    return found
 
 
 def user_file(arch: str) -> Path:

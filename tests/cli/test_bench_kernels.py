@@ -60,10 +60,20 @@ def test_attention_bounds_by_hand() -> None:
 
 
 def test_nothing_is_begun_after_the_deadline() -> None:
-    chosen = workloads(inputs_of(CPU), MODELS["tiny"], SMALL_STEPS[0])
-    rows = list(measure(CPU, default_registry(CPU.spec), chosen, FixedClock(), Bounds(1e9, 1e9), deadline=0.0))
-    assert rows and {row.seconds for row in rows} == {None}
-    assert any(row.note == "no time left" for row in rows)
+    made = []
+    chosen = (
+        made.append(workload) or workload for workload in workloads(inputs_of(CPU), MODELS["tiny"], SMALL_STEPS[0])
+    )
+    assert list(measure(CPU, default_registry(CPU.spec), chosen, FixedClock(), Bounds(1e9, 1e9), deadline=0.0)) == []
+    assert len(made) == 1
+
+
+def test_selected_kernels_are_the_engines() -> None:
+    chosen = list(workloads(inputs_of(CPU), MODELS["tiny"], SMALL_STEPS[0]))
+    registry = default_registry(CPU.spec)
+    rows = list(measure(CPU, registry, chosen, FixedClock(), Bounds(1e9, 1e9), selected=True))
+    expected = [registry.select(workload.op, CPU.spec, workload.problem).candidate.name for workload in chosen]
+    assert [row.kernel for row in rows] == expected
 
 
 def test_the_host_clock_measures() -> None:

@@ -76,7 +76,7 @@ def measurement(**fields: object) -> dict[str, object]:
 
 def table(tmp_path: Path, rows: list[dict[str, object]], runs: list[dict[str, object]]) -> tuple[int, str]:
     kernels, engine = tmp_path / "kernels.json", tmp_path / "engine.jsonl"
-    kernels.write_text(json.dumps({"device": "a GPU", "copy": 2e12, "product": 5e14, "rows": rows}))
+    kernels.write_text(json.dumps({"device": "a GPU", "copy": 2e12, "product": 5e14, "complete": False, "rows": rows}))
     engine.write_text("\n".join(map(json.dumps, runs)))
     command = [sys.executable, str(ROOT / "benchmarks/gpu_table.py"), str(kernels), str(engine)]
     result = subprocess.run(command, capture_output=True, text=True)
@@ -102,7 +102,7 @@ def test_the_table_has_the_chosen_kernel_and_the_ratios(tmp_path: Path) -> None:
     assert "| linear w4 | triton | 20.0 | 1500 | 0.00 | 75 % | 3.00x dense linear |" in text
     assert "| linear w4 | torch" not in text
     assert "| decode, 1 requests | int4 | 500 |  |  |  | 2.50x |" in text
-    assert "1 measurements of kernels found no time" in text
+    assert "the kernels' time was over" in text
 
 
 def test_failed_kernels_and_engines_are_named(tmp_path: Path) -> None:
@@ -113,8 +113,9 @@ def test_failed_kernels_and_engines_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_whole_script_on_a_cpu(without_server: dict[str, str]) -> None:
     command = ["bash", str(ROOT / "benchmarks/gpu_check.sh"), "--smoke"]
-    result = subprocess.run(command, env=without_server, capture_output=True, text=True, timeout=280)
+    result = subprocess.run(command, env=without_server, capture_output=True, text=True, timeout=580)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     assert "| rms_norm 4x256 |" in result.stdout and "| decode, 2 requests | fp8 |" in result.stdout

@@ -3,9 +3,9 @@
     python benchmarks/loading.py path/to/model
 
 Prints one JSON object. ``grown_at_peak`` is the growth of the process's resident memory at its highest point while
-loading, ``memory_bytes`` the final weights. A first, small model (``--warm-up``) keeps libraries out of both. Speeds are
-in bytes of the files per second: of loading, of a plain read of the files, and of the first write to as much memory as
-the weights take, which a virtual machine may have to get from its host.
+loading, ``memory_bytes`` the final weights. A first, small model (``--warm-up``) keeps libraries out of both. Speeds
+are in bytes of the files per second: of loading, of a plain read of the files, and of the first write to as much memory
+as the weights take, which a virtual machine may have to get from its host.
 """
 
 from __future__ import annotations

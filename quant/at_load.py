@@ -74,11 +74,12 @@ class AtLoadFormat(DenseFormat):
         linear = (name for name in names if ".layers." in name and not is_router(name))
         return sorted(name for name in linear if len(source.shape(f"{name}.weight")) == 2)
 
+    def from_rows(self, module: str, rows: DenseWeight, where: str) -> CanonicalWeight:
+        return rows if isinstance(self.scheme(module), Dense) else quantize(rows, self.kind, where)
+
     def _load(self, source: TensorSource, module: str, dtype: torch.dtype) -> CanonicalWeight:  # type: ignore[override]
-        dense = super()._load(source, module, dtype)
-        if isinstance(self.scheme(module), Dense):
-            return dense
-        return quantize(dense, self.kind, f"{module}.weight in {source.location(f'{module}.weight')}")
+        where = f"{module}.weight in {source.location(f'{module}.weight')}"
+        return self.from_rows(module, super()._load(source, module, dtype), where)
 
 
 def quantize(weight: DenseWeight, kind: str, name: str) -> CanonicalWeight:

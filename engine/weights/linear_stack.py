@@ -20,46 +20,34 @@ _BIG = {DenseWeight: "weight", PackedWeight: "qweight", EightBitWeight: "codes",
 class LinearStack:
     """A matrix of ``num_rows`` rows on ``device``, made of modules along N.
 
-    For each module ``begin``, then ``put`` its rows, all at once or a few at a time; then ``finish``. Beside the final
-    matrix only what was put last is in memory, where the kernel can take parts, else the canonical matrix too.
+    ``put`` modules one after the other, each as a whole or in runs of rows; then ``finish``. Beside the final matrix
+    only what was put last is in memory, where the kernel can take parts, else the canonical matrix too.
     """
 
     def __init__(self, kernels: KernelSet, dtype: torch.dtype, device: torch.device, num_rows: int) -> None:
         self._kernels, self._dtype, self._device, self._num_rows = kernels, dtype, device, num_rows
         self._outlines: list[CanonicalWeight] = []
-        self._first_row = self._next_row = 0
+        self._next_row = 0
         self._candidate: Candidate | None = None
         self._assembly: Assembly | None = None
         self._matrix: Tensor | None = None
 
-    def begin(self, outline: CanonicalWeight) -> bool:
-        """Announce the next module by its outline; False when it cannot share the matrix of those before it."""
-        self._outlines.append(outline)
-        self._first_row, self._next_row = self._next_row, self._next_row + outline.shape[0]
-        if len(self._outlines) == 1:
-            self._candidate = self._kernels.select_candidate("linear", self._problem(outline))
+    def put(self, part: CanonicalWeight) -> bool:
+        """The next rows, copied at once; False when they cannot share a matrix with those before them."""
+        outline = outline_of(part, self._dtype)
+        if not self._outlines:
+            self._candidate = self._select(outline)
             if self._candidate.assemble is not None:
                 self._assembly = self._candidate.assemble(self._problem(outline))
-            return True
-        merged = merge(self._outlines)
-        if len(merged) > 1:
+        elif not self._fits(outline):
             return False
-        return self._assembly is None or self._select(merged[0]) is self._candidate
-
-    def put(self, first_row: int, part: CanonicalWeight) -> None:
-        """Rows of the module that was begun last, from ``first_row`` of it on."""
+        self._outlines.append(outline)
         if self._assembly is not None:
-            self._assembly.put(self._first_row + first_row, part)
-            return
-        tensor = _big(part)
-        dtype = _big(self._outlines[0]).dtype
-        if tensor.shape[0] == self._num_rows:
-            self._matrix = tensor.to(device=self._device, dtype=dtype).contiguous()
-            return
-        if self._matrix is None:
-            self._matrix = torch.empty((self._num_rows, *tensor.shape[1:]), dtype=dtype, device=self._device)
-        place = self._first_row + first_row
-        self._matrix[place : place + tensor.shape[0]].copy_(tensor)
+            self._assembly.put(self._next_row, part)
+        else:
+            self._copy(_big(part), _big(outline).dtype)
+        self._next_row += part.shape[0]
+        return True
 
     def finish(self) -> tuple[CanonicalWeight, Any]:
         """The whole matrix's outline, and what its kernel runs on."""
@@ -71,6 +59,18 @@ class LinearStack:
         candidate = self._select(outline)
         assert candidate.prepare is not None, f"linear candidate {candidate.name} has no prepare"
         return outline, candidate.prepare(weight, self._dtype)
+
+    def _fits(self, outline: CanonicalWeight) -> bool:
+        merged = merge([self._outlines[0], outline])
+        return len(merged) == 1 and (self._assembly is None or self._select(merged[0]) is self._candidate)
+
+    def _copy(self, rows: Tensor, dtype: torch.dtype) -> None:
+        if rows.shape[0] == self._num_rows:
+            self._matrix = rows.to(device=self._device, dtype=dtype).contiguous()
+            return
+        if self._matrix is None:
+            self._matrix = torch.empty((self._num_rows, *rows.shape[1:]), dtype=dtype, device=self._device)
+        self._matrix[self._next_row : self._next_row + rows.shape[0]].copy_(rows)
 
     def _select(self, outline: CanonicalWeight) -> Candidate:
         return self._kernels.select_candidate("linear", self._problem(outline))

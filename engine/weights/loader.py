@@ -27,7 +27,7 @@ from ..layers.moe import ExpertLinear, ExpertPart, prepare_experts
 from ..layers.norm import RMSNorm
 from .checkpoint import Checkpoint
 from .expert_stack import CannotMergeError, Load, SchemesDifferError, StreamedExperts, one_scheme
-from .linear_stack import LinearStack, outline_of, to_device
+from .linear_stack import LinearStack, to_device
 
 logger = get_logger(__name__)
 
@@ -183,15 +183,13 @@ class Loader:
         if name is None:
             weight = self._format.load_as_stored(self.checkpoint, module, self.dtype)
             self._check_shape(module, weight.shape, shape)
-            if not stack.begin(outline_of(weight, self.dtype)):
-                return False
-            stack.put(0, weight)
-            return True
+            return stack.put(weight)
         self._check_shape(module, self.checkpoint.shape(name), shape)
-        if not stack.begin(DenseWeight(torch.empty(shape, dtype=self.dtype, device="meta"))):
-            return False
-        for first, rows in self.checkpoint.rows(name):
-            stack.put(first, DenseWeight(rows))
+        where = f"{name} in {self.checkpoint.location(name)}"
+        for _, rows in self.checkpoint.rows(name):
+            weight = self._format.from_rows(module, DenseWeight(rows), where)
+            if not stack.put(weight):
+                return False
         return True
 
     def _expert_part(self, load: Load, names: list[str], num_experts: int, top_k: int, prefix: str) -> ExpertPart:

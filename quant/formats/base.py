@@ -71,12 +71,16 @@ class Format(ABC):
         return self._load(source, stored_module(source, module), dtype)
 
     def plain_tensor(self, source: TensorSource, module: str) -> str | None:
-        """The tensor that is all there is of a module and that is used as it is, so that it can be read in pieces."""
+        """The tensor that is all there is of a module, so that ``from_rows`` can make the weight piece by piece."""
         stored = stored_module(source, module)
         present = [name for name in self.tensor_names(stored) if source.has(name)]
-        if self.quantizes or present != [f"{stored}.weight"] or not is_stored_plain(source, stored):
+        if present != [f"{stored}.weight"] or not is_stored_plain(source, stored):
             return None
         return present[0] if len(source.shape(present[0])) == 2 else None
+
+    def from_rows(self, module: str, rows: DenseWeight, where: str) -> CanonicalWeight:
+        """The weight of some rows of ``plain_tensor``, which errors call ``where``; its large tensor may be a view."""
+        return rows
 
     def load_bias(self, source: TensorSource, module: str, dtype: torch.dtype) -> Tensor | None:
         """The stored bias [N], or None when there is none or it is all zero.

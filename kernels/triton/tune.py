@@ -62,15 +62,21 @@ def _attention(key: Key, inputs: Inputs, model: ModelShapes) -> Workload:
 
 def _packed(key: Key, inputs: Inputs, model: ModelShapes) -> Workload:
     scheme = WeightOnly(4, model.group_size)
-    return linear_workload(inputs, scheme, (2 * model.intermediate, model.hidden), NUM_ROWS[str(key[0])])
+    return linear_workload(inputs, scheme, (2 * model.intermediate, model.hidden), _num_rows(key))
+
+
+def _num_rows(key: Key) -> int:
+    return NUM_ROWS[str(key[0]).split()[0]]
 
 
 def _scaled(key: Key, inputs: Inputs, model: ModelShapes) -> Workload:
     """8-bit codes times codes, or fp8 weights with activations as they are; without fp8 int8 stands for both."""
-    scheme: Int8 | Fp8 = Int8((1, -1), Activation(Element.INT8))
-    if inputs.fp8 is not None:
-        scheme = Fp8((1, -1), Activation(Element.FP8) if key[1] == 1 else None)
-    return linear_workload(inputs, scheme, (2 * model.intermediate, model.hidden), NUM_ROWS[str(key[0])])
+    element = Element.INT8 if inputs.fp8 is None else Element.FP8
+    grouped = str(key[0]).endswith("grouped")
+    activation = Activation(element, 128 if grouped else -1)
+    block = (128, 128) if grouped else (1, -1)
+    scheme = Int8(block, activation) if inputs.fp8 is None else Fp8(block, activation if key[1] == 1 else None)
+    return linear_workload(inputs, scheme, (2 * model.intermediate, model.hidden), _num_rows(key))
 
 
 def tables() -> tuple[Table, ...]:

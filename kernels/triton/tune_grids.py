@@ -36,7 +36,8 @@ def linear_grid(key: Key, spec: DeviceSpec, current: LinearLaunch) -> Iterator[L
     """Tiles of outputs and inputs, warps and stages. ``some`` rows stay in one tile: the weight is read once."""
     rows, element_size = key
     assert isinstance(rows, str) and isinstance(element_size, int)
-    shapes = itertools.product(_HEIGHTS[rows], _WIDTHS[rows], _DEPTHS[rows], (2, 4, 8), _stages(spec))
+    kind = rows.split()[0]  # "many grouped": with scales of its own for each step
+    shapes = itertools.product(_HEIGHTS[kind], _WIDTHS[kind], _DEPTHS[kind], (2, 4, 8), _stages(spec))
     for block_m, block_n, block_k, warps, stages in shapes:
         shared = stages * (block_m + block_n) * block_k * element_size
         # The unpacked tile of the weight lives in registers as well.

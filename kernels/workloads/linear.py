@@ -29,6 +29,7 @@ def schemes(inputs: Inputs, model: ModelShapes) -> Iterator[LinearScheme]:
     yield Int8((1, -1), Activation(Element.INT8))
     if inputs.fp8 is not None:
         yield Fp8((1, -1), Activation(Element.FP8))
+        yield Fp8((128, 128), Activation(Element.FP8, 128))
         yield Fp8((1, -1))
 
 

@@ -92,7 +92,7 @@ def test_activation_quantization_is_never_left_out_in_silence() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_gpus_without_a_kernel_keep_the_weight_small(dtype: torch.dtype) -> None:
-    scheme = Fp8((1, -1), FP8_TOKEN)
+    scheme = Fp8((1, 8), FP8_TOKEN)
     problem = LinearProblem(scheme=scheme, in_features=COLUMNS, out_features=ROWS, dtype=dtype)
     candidate = KernelSet(gpu_spec("gfx942")).select_candidate("linear", problem)
     assert candidate.name == "torch_unpacking_emulated" and candidate.prepare is not None

@@ -33,9 +33,18 @@ MANY = [path for path in ALL if path.name not in (*FEW, *DAMAGED)]
 pytestmark = pytest.mark.skipif(not ALL, reason="no ../shared/checkpoints beside the repository")
 
 
-def check(folder: Path) -> set[str]:
+# 8-bit weights by the way they are multiplied on a chip.
+EIGHT_BIT = (
+    ("llmcompressor-fp8-static-qwen2", "gfx942", "triton_8bit"),
+    ("llmcompressor-fp8-dynamic-llama-tied", "sm_80", "triton_fp8_emulated"),
+    ("llmcompressor-int8-w8a8-asym-llama-tied", "gfx1100", "triton_8bit"),
+    ("transformers-fp8block-ue8m0-mistral", "gfx950", "triton_8bit"),
+)
+
+
+def check(folder: Path, arch: str = "sm_90") -> set[str]:
     """Compares stored logits with ours; the kernels chosen for linear layers."""
-    kernels = KernelSet(gpu_spec("sm_90"))
+    kernels = KernelSet(gpu_spec(arch))
     config = EngineConfig(model=str(folder), device="cpu", dtype="float32")
     model = load_model(resolve_model(str(folder)), config, select_platform("cpu"), kernels)
     stored = reference(folder)
@@ -52,8 +61,18 @@ def check(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", FEW)
 def test_each_layout(name: str) -> None:
-    packed = "fp8" not in name
-    assert ("triton" if packed else "torch_unpacking_emulated") in check(CHECKPOINTS / name)
+    assert ("triton_8bit" if "fp8" in name else "triton") in check(CHECKPOINTS / name)
+
+
+@pytest.mark.parametrize(("name", "arch", "kernel"), EIGHT_BIT[1:3])
+def test_eight_bits(name: str, arch: str, kernel: str) -> None:
+    assert kernel in check(CHECKPOINTS / name, arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "arch", "kernel"), EIGHT_BIT)
+def test_eight_bits_in_every_way(name: str, arch: str, kernel: str) -> None:
+    assert kernel in check(CHECKPOINTS / name, arch)
 
 
 @pytest.mark.slow

@@ -8,7 +8,9 @@ from ..errors import ConfigError, UnsupportedError
 from .config_values import number
 from .model_config import RopeConfig
 
-ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+# What Phi-3's first configs called it.
+_OLD_NAMES = {"su": "longrope"}
 DEFAULT_THETA = 10000.0
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
@@ -40,6 +42,7 @@ def parse_rope(raw: dict[str, Any], head_size: int, default_theta: float = DEFAU
         raise UnsupportedError("rope_parameters differ by layer type, which is not served for this architecture")
     kind = options.pop("rope_type", None) or options.pop("type", None) or "default"
     options.pop("type", None)
+    kind = _OLD_NAMES.get(kind, kind)
     if kind not in ROPE_KINDS:
         raise UnsupportedError(f"rope_type is {kind!r}; served are {', '.join(ROPE_KINDS)}")
     theta = options.pop("rope_theta", None) or raw.get("rope_theta") or default_theta
@@ -49,17 +52,24 @@ def parse_rope(raw: dict[str, Any], head_size: int, default_theta: float = DEFAU
         raise ConfigError(f"rotary size is {rotary}; it must be even and at most head_dim {head_size}")
     if kind == "default":
         return RopeConfig(theta=number({"rope_theta": theta}, "rope_theta"), rotary_size=rotary)
-    _check_options(kind, options, raw)
+    _check_options(kind, options, raw, rotary)
     return RopeConfig(theta=number({"rope_theta": theta}, "rope_theta"), kind=kind, rotary_size=rotary, options=options)
 
 
-def _check_options(kind: str, options: dict[str, Any], raw: dict[str, Any]) -> None:
+def _check_options(kind: str, options: dict[str, Any], raw: dict[str, Any], rotary: int) -> None:
     """Fill in the pretraining length and check that every number that the kind needs is there."""
-    if kind in ("yarn", "llama3"):
+    if kind in ("yarn", "llama3", "longrope"):
         fallback = options.get("original_max_position_embeddings", raw.get("max_position_embeddings"))
         options["original_max_position_embeddings"] = raw.get("original_max_position_embeddings") or fallback
-    if kind == "yarn" and options.get("factor") is None:
+    if kind in ("yarn", "longrope") and options.get("factor") is None:
         options["factor"] = raw["max_position_embeddings"] / options["original_max_position_embeddings"]
     needed = ["factor"] + (["low_freq_factor", "high_freq_factor"] if kind == "llama3" else [])
     for key in needed:
         number(options, key)
+    for key in ("short_factor", "long_factor") if kind == "longrope" else ():
+        values = options.get(key)
+        if not isinstance(values, list) or len(values) != rotary // 2:
+            found = len(values) if isinstance(values, list) else repr(values)
+            raise ConfigError(
+                f"{key} of longrope has {found} numbers; it must have {rotary // 2}, half the rotary size"
+            )

@@ -30,6 +30,9 @@ class RotaryEmbedding:
     they were written with; unlike there, each request goes by its own length and not by the longest of the batch. Up
     to ``max_position_embeddings`` nothing depends on the length. Beyond it, a prompt that is computed in several chunks
     or that reuses cached blocks of a prompt of another length is rotated by the length at each of these moments.
+
+    LongRoPE has other frequencies beyond the length of the pretraining. Here the longest sequence that is served
+    (``num_positions``) decides, for all requests and once, so that a sequence's keys agree however it was computed.
     """
 
     def __init__(
@@ -46,7 +49,9 @@ class RotaryEmbedding:
         self._factor = attention_factor(config)
         self._device = device
         self._apply = kernels.select("rope", PlainProblem(dtype))
-        self._table = self._rotate_by(inverse_frequencies(config, max_position_embeddings), torch.arange(num_positions))
+        served_length = num_positions if config.kind == "longrope" else None
+        frequencies = inverse_frequencies(config, max_position_embeddings, served_length)
+        self._table = self._rotate_by(frequencies, torch.arange(num_positions))
 
     def rotation(self, positions: Tensor, batch: AttentionBatch) -> Rotation:
         """The rotation of one step's tokens at ``positions`` [T]; made once and used by every layer."""

@@ -14,7 +14,7 @@ from ..model_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, max_position_embeddings: int, seq_len: int | None = None) -> Tensor:
-    """float32 [R/2] on the CPU. ``seq_len`` matters for the kind ``dynamic`` only."""
+    """float32 [R/2] on the CPU. ``seq_len`` matters for ``dynamic`` and ``longrope`` only."""
     if rope.kind == "linear":
         return _plain(rope.theta, rope.rotary_size) / rope.options["factor"]
     if rope.kind == "dynamic":
@@ -23,16 +23,21 @@ def inverse_frequencies(rope: RopeConfig, max_position_embeddings: int, seq_len:
         return _yarn(rope)
     if rope.kind == "llama3":
         return _llama3(rope)
+    if rope.kind == "longrope":
+        return _longrope(rope, seq_len)
     return _plain(rope.theta, rope.rotary_size)
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cosines and sines are multiplied by: YaRN's temperature, 1 for all other kinds."""
-    if rope.kind != "yarn":
+    """What cosines and sines are multiplied by: the temperature of YaRN and LongRoPE, 1 for all other kinds."""
+    if rope.kind not in ("yarn", "longrope"):
         return 1.0
     options = rope.options
     if options.get("attention_factor") is not None:
         return float(options["attention_factor"])
+    if rope.kind == "longrope":
+        factor, length = options["factor"], options["original_max_position_embeddings"]
+        return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(length))
     mscale, mscale_all_dim = options.get("mscale"), options.get("mscale_all_dim")
     if mscale and mscale_all_dim:
         return _yarn_mscale(options["factor"], mscale) / _yarn_mscale(options["factor"], mscale_all_dim)
@@ -50,6 +55,14 @@ def _dynamic(rope: RopeConfig, max_position_embeddings: int, seq_len: int | None
     factor, size = rope.options["factor"], rope.rotary_size
     stretch = (factor * length / max_position_embeddings) - (factor - 1)
     return _plain(rope.theta * stretch ** (size / (size - 2)), size)
+
+
+def _longrope(rope: RopeConfig, seq_len: int | None) -> Tensor:
+    """LongRoPE (arXiv:2402.13753): a factor for each frequency, and others beyond the length of the pretraining."""
+    is_long = (seq_len or 0) > rope.options["original_max_position_embeddings"]
+    factors = torch.tensor(rope.options["long_factor" if is_long else "short_factor"], dtype=torch.float32)
+    exponents = torch.arange(0, rope.rotary_size, 2, dtype=torch.int64).float() / rope.rotary_size
+    return 1.0 / (factors * rope.theta**exponents)
 
 
 def _yarn_mscale(factor: float, mscale: float) -> float:

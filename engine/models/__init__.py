@@ -45,7 +45,7 @@ def load_model(
     survey_checkpoint(model_config, checkpoint, quant_format, kernels.fresh(), dtype, config.block_size)
     start = time.perf_counter()
     loader = Loader(checkpoint, quant_format, kernels, dtype, platform.device)
-    num_positions = max(config.max_model_len or 0, model_config.max_position_embeddings)
+    num_positions = config.max_model_len or model_config.max_position_embeddings
     model = Decoder(model_config, loader, block_size=config.block_size, num_positions=num_positions, progress=progress)
     platform.synchronize()
     _log_speed(checkpoint, time.perf_counter() - start)

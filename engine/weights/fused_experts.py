@@ -2,7 +2,7 @@
 
     experts.gate_up_proj [E, 2 I, K] and experts.down_proj [E, K, I], with or without ".weight"
 
-are E x (gate_proj, up_proj, down_proj) under ``experts.<e>.``. Every part is a run of bytes of the file, so that loading
+are E x (gate_proj, up_proj, down_proj) under ``experts.<e>.``. Every part is a run of bytes of the file, so loading
 streams expert by expert.
 """
 

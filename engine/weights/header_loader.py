@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...errors import CheckpointError, UnsupportedError
+from ...errors import CheckpointError
 from ...kernels.kernel_set import KernelSet
 from ...kernels.problems import ExpertLinearProblem, LinearProblem
 from ...quant.at_load import AtLoadFormat

@@ -218,6 +218,10 @@ def test_partial_rotary_factor() -> None:
         ({"rope_scaling": {"type": "linear"}}, "factor is None"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor is None"),
         (
+            {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0] * 8}},
+            "short_factor of longrope has 1 numbers; it must have 8",
+        ),
+        (
             {"architectures": ["MistralForCausalLM"], "num_key_value_heads": 2, "sliding_window": 0},
             "sliding_window is 0",
         ),
@@ -245,7 +249,7 @@ def test_wrong_values_are_named(changes: dict[str, Any], message: str) -> None:
         ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "served is causal attention"),
         ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, "clip_qkv is 8.0"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type is 'longrope'"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, "rope_type is 'spiral'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ by layer type"),
         (
             {

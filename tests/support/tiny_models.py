@@ -110,6 +110,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "phi3-longrope": (
+        "Phi3Config",
+        {
+            "pad_token_id": 0,
+            "original_max_position_embeddings": 64,
+            "max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+                "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+            },
+        },
+    ),
     "phi3": ("Phi3Config", {"sliding_window": 24, "pad_token_id": 0, "tie_word_embeddings": False}),
 }
 

@@ -130,7 +130,7 @@ def _parameters_on_meta() -> Iterator[None]:
         empty = None if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False)
         register(module, name, empty)
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -62,39 +63,41 @@ class CalibratedLayers:
 
     def quantize(self, plan: LayerPlan) -> LayerWeights:
         """Quantize a decoder layer; layers come in order."""
-        assert plan.number is not None, "tensors outside the layers are not calibrated"
-        original = self._model.load_layer(plan.number)
+        index = _number(plan)
+        original = self._model.load_layer(index)
         layer = copy.deepcopy(original)
-        prefix = f"{self._model.layer_name(plan.number)}."
-        modules = {self._model.module_name(name).removeprefix(prefix): name for name in plan.quantize}
+        modules = {self._local(index, name): name for name in plan.quantize}
         order = stages(modules)
-        stores = self._original_inputs(plan.number, original, [group for groups in order for group in groups])
+        stores = self._original_inputs(index, original, [group for groups in order for group in groups])
         result = LayerWeights()
         for groups in order:
-            statistics = self._statistics(plan.number, layer, groups, stores)
+            statistics = self._statistics(index, layer, groups, stores)
             for group in groups:
-                names = [modules[name] for name in group.modules]
-                weights = {modules[name]: layer.get_submodule(name).weight for name in group.modules}
-                schemes = {name: plan.quantize[name] for name in names}
+                weights = {modules[name]: _linear(layer, name).weight.data for name in group.modules}
+                schemes = {name: plan.quantize[name] for name in weights}
                 self._quantize(weights, schemes, statistics[group.first], result)
-                for name, parameter in weights.items():
-                    parameter.copy_(dequantize(result.quantized[name]))
-        self._advance(plan.number, layer)
+                for name, weight in weights.items():
+                    weight.copy_(dequantize(result.quantized[name]))
+        self._advance(index, layer)
         return result
 
     def skip(self, plan: LayerPlan, done: LayerWeights) -> None:
         """Pass a layer that was quantized before."""
-        assert plan.number is not None, "tensors outside the layers are not calibrated"
-        layer = self._model.load_layer(plan.number)
-        with torch.inference_mode():
-            self._originals.update(self._batch, lambda hidden: self._model.run(plan.number, layer, hidden))
-        prefix = f"{self._model.layer_name(plan.number)}."
+        index = _number(plan)
+        layer = self._model.load_layer(index)
+        self._originals.update(self._batch, functools.partial(self._model.run, index, layer))
+        for name, tensor in done.changed.items():
+            layer.get_parameter(self._local(index, name)).data.copy_(tensor)
         for name, weight in done.quantized.items():
-            layer.get_submodule(self._model.module_name(name).removeprefix(prefix)).weight.copy_(dequantize(weight))
-        self._advance(plan.number, layer)
+            _linear(layer, self._local(index, name)).weight.data.copy_(dequantize(weight))
+        self._advance(index, layer)
+
+    def _local(self, index: int, name: str) -> str:
+        """The name within a layer, as transformers calls it."""
+        return self._model.module_name(name).removeprefix(f"{self._model.layer_name(index)}.")
 
     def _advance(self, index: int, layer: nn.Module) -> None:
-        self._states.update(self._batch, lambda hidden: self._model.run(index, layer, hidden))
+        self._states.update(self._batch, functools.partial(self._model.run, index, layer))
 
     def _original_inputs(
         self, index: int, layer: nn.Module, groups: Sequence[InputGroup]
@@ -119,7 +122,7 @@ class CalibratedLayers:
     ) -> dict[str, InputStatistics]:
         statistics = {
             group.first: InputStatistics(
-                layer.get_submodule(group.first).in_features,
+                _linear(layer, group.first).in_features,
                 self._model.device,
                 with_deviation=not group.is_routed,
             )
@@ -132,5 +135,16 @@ class CalibratedLayers:
                 store = None if group.is_routed else originals[group.first]
                 statistics[group.first].add(x, None if store is None else store.get(start, end))
 
-            run_until(layer, groups, add, lambda hidden=hidden: self._model.run(index, layer, hidden))
+            run_until(layer, groups, add, functools.partial(self._model.run, index, layer, hidden))
         return statistics
+
+
+def _number(plan: LayerPlan) -> int:
+    assert plan.number is not None, "tensors outside the layers are not calibrated"
+    return plan.number
+
+
+def _linear(layer: nn.Module, name: str) -> nn.Linear:
+    module = layer.get_submodule(name)
+    assert isinstance(module, nn.Linear), f"{name} is no linear module"
+    return module

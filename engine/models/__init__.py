@@ -49,7 +49,7 @@ def load_model(
     model = Decoder(model_config, loader, block_size=config.block_size, num_positions=num_positions, progress=progress)
     platform.synchronize()
     _log_speed(checkpoint, time.perf_counter() - start)
-    loader.finish()
+    loader.finish(model_config.num_layers)
     return model
 
 

@@ -19,6 +19,7 @@ from ...log import get_logger
 from ...quant.canonical import CanonicalWeight, DenseWeight
 from ...quant.formats import Format
 from ...quant.formats.dtypes import is_plain
+from ...quant.formats.names import stored_module
 from ...quant.kv_scales import describe_kv_scales, read_kv_scales
 from ...quant.scheme import Dense
 from ..layers.embedding import Embedding
@@ -27,14 +28,10 @@ from ..layers.moe import ExpertLinear, ExpertPart, prepare_experts
 from ..layers.norm import RMSNorm
 from .checkpoint import Checkpoint
 from .expert_stack import CannotMergeError, Load, SchemesDifferError, StreamedExperts, one_scheme
+from .leftovers import refuse_unexpected
 from .linear_stack import LinearStack, to_device
 
 logger = get_logger(__name__)
-
-# Buffers that older tools stored beside the parameters; the config says the same.
-DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.masked_bias", ".attn.bias")
-SCALE_SUFFIXES = ("_scale", "_scale_inv", ".scales", "_zero_point")
-NUM_NAMES_SHOWN = 5
 
 
 class Loader:
@@ -85,6 +82,7 @@ class Loader:
 
         UnsupportedError where the experts have biases, or schemes that no kernel takes together.
         """
+
         def load(name: str, expert: int) -> CanonicalWeight:
             return self._expert(f"{prefix}.{expert}.{name}", (out_features[name], in_features))
 
@@ -115,20 +113,14 @@ class Loader:
             return self.linear({module: vocab_size}, size, bias=False)
         return Linear([self._prepare(module, DenseWeight(embedding.weight), None, shared=True)])
 
-    def finish(self) -> list[str]:
-        """Names in the checkpoint that no layer asked for; they are reported and otherwise ignored.
-
-        Scales are reported one by one: what they would have scaled is computed without them.
-        """
+    def finish(self, num_layers: int) -> list[str]:
+        """CheckpointError names a tensor that no layer asked for; returned are those that are known to be harmless."""
         if self.kv_scales:
             logger.info("%s", describe_kv_scales(self.kv_scales))
-        unused = [name for name in self.checkpoint.unused() if not name.endswith(DERIVED_SUFFIXES)]
-        if unused:
-            first = [name for name in unused if name.endswith(SCALE_SUFFIXES)]
-            first += [name for name in unused if name not in first][:NUM_NAMES_SHOWN]
-            shown = ", ".join(first) + (" ..." if len(unused) > len(first) else "")
-            logger.warning("%d tensors of %s are not used by this model: %s", len(unused), self.checkpoint.path, shown)
-        return unused
+        modules = (stored_module(self.checkpoint, name) for name in self._filled)
+        return refuse_unexpected(
+            self.checkpoint, num_layers, {part for module in modules for part in self._format.tensor_names(module)}
+        )
 
     def _stored_head_differs(self, module: str, embedding: Embedding) -> bool:
         stored = [name for name in self._format.tensor_names(module) if self.checkpoint.has(name)]

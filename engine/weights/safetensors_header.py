@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,17 +56,43 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
         if length > MAX_HEADER_BYTES or 8 + length > size:
             raise CheckpointError(f"{file} is not a safetensors file or its header is cut off ({size} bytes)")
         try:
-            header = json.loads(stream.read(length))
+            header = json.loads(stream.read(length), object_pairs_hook=functools.partial(_without_repeats, file))
         except ValueError:
             raise CheckpointError(f"the header of {file} is not JSON; the file is damaged") from None
     data = 8 + length
-    entries = {
-        name: TensorEntry(file, row["dtype"], tuple(row["shape"]), *(data + offset for offset in row["data_offsets"]))
-        for name, row in header.items()
-        if name != "__metadata__"
-    }
+    entries = {name: _entry(file, name, row, data) for name, row in header.items() if name != "__metadata__"}
     _check_size(file, size, entries)
+    _check_overlaps(file, entries)
     return entries
+
+
+def _without_repeats(file: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; Python's reader keeps the last of two values under one name in silence."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise CheckpointError(f"tensor {name} is twice in the header of {file}: a damaged file")
+    return result
+
+
+def _entry(file: Path, name: str, row: Any, data: int) -> TensorEntry:
+    try:
+        start, end = (data + int(offset) for offset in row["data_offsets"])
+        entry = TensorEntry(file, str(row["dtype"]), tuple(int(size) for size in row["shape"]), start, end)
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"the header of {file} does not say where tensor {name} lies: a damaged file") from None
+    if not data <= start <= end or any(size < 0 for size in entry.shape):
+        raise CheckpointError(
+            f"tensor {name} in {file} is said to be {list(entry.shape)} at bytes {start} to {end}: a damaged file"
+        )
+    return entry
+
+
+def _check_overlaps(file: Path, entries: dict[str, TensorEntry]) -> None:
+    ordered = sorted(entries.items(), key=lambda item: (item[1].start, item[1].end))
+    for (name, entry), (other, following) in itertools.pairwise(ordered):
+        if following.start < entry.end and following.start < following.end:
+            raise CheckpointError(f"tensors {name} and {other} in {file} share bytes: a damaged file")
 
 
 def _check_size(file: Path, size: int, entries: dict[str, TensorEntry]) -> None:

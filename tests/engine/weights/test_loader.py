@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,15 +107,46 @@ def test_stored_bias_that_the_config_does_not_know_is_used(edit: Callable[..., P
     assert not torch.allclose(silent, logits_of(load(edit("llama", lambda tensors: None)), TOKENS), atol=1e-3)
 
 
-def test_leftovers_are_reported_by_name(edit: Callable[..., Path], warnings: list[str]) -> None:
+def test_harmless_leftovers_are_reported_by_name(edit: Callable[..., Path], warnings: list[str]) -> None:
     def extra(tensors: dict[str, torch.Tensor]) -> None:
-        tensors["model.layers.7.mlp.up_proj.weight"] = torch.zeros(2, 2)
+        tensors["model.layers.7.mlp.up_proj.weight"] = torch.zeros(2, 2)  # of a layer that only predicts ahead
+        tensors["mtp.norm.weight"] = torch.zeros(2)
+        tensors["model.layers.0.self_attn.q_scale"] = torch.ones(1)
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
 
     load(edit("llama", extra))
     reported = [message for message in warnings if "not used" in message]
     assert len(reported) == 1
     assert "model.layers.7.mlp.up_proj.weight" in reported[0] and "inv_freq" not in reported[0]
+    assert "mtp.norm.weight" in reported[0] and "self_attn.q_scale" in reported[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.mlp.up_proj.weight_scale",
+        "model.layers.0.self_attn.q_proj.lora_A.weight",
+        "model.layers.1.self_attn.q_norm.weight",
+        "vision_tower.patch_embed.weight",
+        "model.layers.1.self_attn.unknown_k_scale",  # B028: a scale under a name that nobody knows
+    ],
+)
+def test_a_tensor_that_nothing_asked_for_is_an_error(edit: Callable[..., Path], name: str) -> None:
+    def extra(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = torch.ones(1)
+
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)} in .*model\.safetensors belongs to no layer"):
+        load(edit("llama", extra))
+
+
+def test_a_file_of_which_nothing_is_used_is_not_part_of_the_model(
+    edit: Callable[..., Path], tmp_path: Path, warnings: list[str]
+) -> None:
+    folder = edit("llama", lambda tensors: None)
+    (folder / "model.safetensors").rename(folder / "gptq_model-4bit-32g.safetensors")
+    save_file({"logits": torch.zeros(3)}, folder / "reference.safetensors")
+    load(folder)
+    assert any("not used" in message and "logits" in message for message in warnings)
 
 
 def test_weight_bytes_counts_parameters_once(tiny_model: TinyModel) -> None:

@@ -102,3 +102,29 @@ def test_missing_tensor_and_missing_weights(sharded: Path, tmp_path_factory: pyt
     empty = tmp_path_factory.mktemp("empty")
     with pytest.raises(CheckpointError, match=r"no \.safetensors file"):
         open_folder(empty)
+
+
+def write_header(path: Path, header: str, data: int) -> None:
+    raw = header.encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(data))
+
+
+ROW = '{"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (f'{{"w": {ROW}, "w": {ROW}}}', "tensor w is twice in the header"),
+        (f'{{"w": {ROW}, "v": {ROW}}}', "tensors w and v in .* share bytes"),
+        ('{"w": {"dtype": "F32", "shape": [2]}}', "does not say where tensor w lies"),
+        ('{"w": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}', "tensor w .* at bytes .*damaged"),
+        ('{"w": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}', "tensor w .* at bytes .*damaged"),
+        ('{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 800]}}', r"cut off .*tensor w"),
+    ],
+)
+def test_damaged_headers_name_file_and_tensor(tmp_path: Path, header: str, message: str) -> None:
+    write_header(tmp_path / "model.safetensors", header, 8)
+    with pytest.raises(CheckpointError, match=message) as refused:
+        open_folder(tmp_path)
+    assert "model.safetensors" in str(refused.value)

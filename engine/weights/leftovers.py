@@ -1,0 +1,58 @@
+"""Tensors that nothing asked for: which of them are harmless, and the error for all others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from ...errors import CheckpointError
+from ...log import get_logger
+from .checkpoint import Checkpoint
+
+logger = get_logger(__name__)
+
+# Buffers that older tools stored beside the parameters; the config says the same.
+_DERIVED = re.compile(r"\.(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.masked_bias|attn\.bias)$")
+# Parameters that only guess further tokens (multi-token prediction): decoding one token at a time does without them.
+_PREDICTION = re.compile(r"^(model\.)?mtp\.")
+# Scales of values that no kernel here quantizes: attention's query and probabilities, and outputs of projections.
+_UNUSED_SCALE = re.compile(r"\.self_attn\.(q_scale|prob_scale|prob_output_scale|q_proj\.q_scale)$|\.output_scale$")
+_LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
+NUM_NAMES_SHOWN = 5
+
+
+def refuse_unexpected(checkpoint: Checkpoint, num_layers: int, parts: Collection[str]) -> list[str]:
+    """CheckpointError names the tensors that no layer asked for; returned are the harmless ones, which are logged.
+
+    ``parts`` are all names that the modules which were loaded may have in their format: what the format did not need of
+    these is harmless, as are the buffers, scales and prediction layers above. A layer is one for prediction when its
+    number is ``num_layers`` or more. A file of which nothing was used is not part of the model.
+    """
+    harmless, unexpected = [], []
+    files = {checkpoint.location(name) for name in checkpoint.taken if checkpoint.has(name)}
+    for name in checkpoint.unused():
+        if _DERIVED.search(name):
+            continue
+        layer = _LAYER.match(name)
+        is_extra = layer is not None and int(layer[1]) >= num_layers
+        is_known = name in parts or _PREDICTION.match(name) or _UNUSED_SCALE.search(name)
+        if is_extra or is_known or checkpoint.location(name) not in files:
+            harmless.append(name)
+        else:
+            unexpected.append(name)
+    if unexpected:
+        raise CheckpointError(
+            f"{_shown(unexpected)} in {checkpoint.location(unexpected[0])} belongs to no layer of this model: the "
+            f"config does not describe these weights. Use the config.json that was saved with them, or remove what is "
+            f"not part of the model from the file"
+        )
+    if harmless:
+        logger.warning("not used by this model: %s of %s", _shown(harmless), checkpoint.path)
+    return harmless
+
+
+def _shown(names: list[str]) -> str:
+    """The first names; scales come first, because what they would have scaled is computed without them."""
+    ordered = sorted(names, key=lambda name: "scale" not in name.rpartition(".")[2])
+    more = f" and {len(names) - NUM_NAMES_SHOWN} more" if len(names) > NUM_NAMES_SHOWN else ""
+    return f"tensor{'s' if len(names) > 1 else ''} {', '.join(ordered[:NUM_NAMES_SHOWN])}{more}"

@@ -133,3 +133,16 @@ class QuantizeProblem:
 
     def __str__(self) -> str:
         return f"{self.activation} of {dtype_name(self.dtype)} in {dtype_name(self.codes_dtype)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraProblem:
+    """A layer's shrinking (``in_features`` to ``rank``) and expanding product with many adapters."""
+
+    rank: int
+    in_features: int
+    out_features: int
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, {self.out_features}x{self.in_features} {dtype_name(self.dtype)}"

@@ -30,6 +30,8 @@ def register_torch_ops(registry: Registry, spec: DeviceSpec) -> None:
         "argmax": reference.argmax,
         "draw_tokens": reference.draw_tokens,
         "edit_logits": reference.edit_logits,
+        "lora_shrink": reference.lora_shrink,
+        "lora_expand": reference.lora_expand,
         "moe_route": reference.route,
     }
     for op, run in plain.items():

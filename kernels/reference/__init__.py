@@ -10,6 +10,7 @@ from .activation_quantization import fake_quantize, quantize_activation
 from .attention import hidden_positions, paged_attention
 from .elementwise import add_rms_norm, gelu_and_mul, linear, rms_norm, rope, silu_and_mul
 from .kv_cache import copy_blocks, rope_write_kv, write_kv
+from .lora import lora_expand, lora_shrink
 from .moe import expert_linear, route
 from .sampling import argmax, draw_tokens, edit_logits
 from .scaled_matmul import (
@@ -22,8 +23,8 @@ from .scaled_matmul import (
 
 __all__ = [
     "add_rms_norm",
-    "argmax",
     "add_rms_norm_quantized",
+    "argmax",
     "copy_blocks",
     "draw_tokens",
     "edit_logits",
@@ -33,6 +34,8 @@ __all__ = [
     "gelu_and_mul_quantized",
     "hidden_positions",
     "linear",
+    "lora_expand",
+    "lora_shrink",
     "paged_attention",
     "quantize_activation",
     "rms_norm",

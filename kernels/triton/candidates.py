@@ -8,6 +8,7 @@ from ..problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainPro
 from ..registry import Registry
 from .candidate_rules import Lazy, triton_candidate, why_no_matrix, why_not_here
 from .candidates_experts import register_expert_ops
+from .candidates_lora import register_lora_ops
 from .candidates_sampling import register_sampling_ops
 from .candidates_scaled import register_scaled_ops
 from .launch_table import Refused, attention_row, linear_row
@@ -37,6 +38,7 @@ def register_triton_ops(registry: Registry, spec: DeviceSpec) -> None:
     register_scaled_ops(registry, spec)
     register_expert_ops(registry)
     register_sampling_ops(registry)
+    register_lora_ops(registry)
 
 
 def can_run_plain(spec: DeviceSpec, problem: PlainProblem) -> str | None:

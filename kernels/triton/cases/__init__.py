@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import activations, attention, experts, kv_cache, linear, norms, rope, sampling, scaled
+from . import activations, attention, experts, kv_cache, linear, lora, norms, rope, sampling, scaled
 from .case import Case, with_ones
 
 __all__ = ["FAMILIES", "Case", "cases"]
@@ -18,6 +18,7 @@ FAMILIES = (
     experts,
     kv_cache,
     linear,
+    lora,
     norms,
     rope,
     sampling,

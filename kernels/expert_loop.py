@@ -1,13 +1,15 @@
 """Experts one after the other: each linear candidate also serves mixtures of experts, in every scheme it knows.
 
 The rows of a step are sorted by expert, and each expert that got some multiplies them with the linear kernel. Which
-experts these are must be known on the host, so a GPU waits here: this is the last resort there.
+experts these are must be known on the host, so a GPU waits here: it is the last resort there. Where the kernel is C's,
+one call serves all experts.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from torch import Tensor
 
 from ..platforms.spec import DeviceSpec
 from ..quant.canonical import CanonicalWeight
+from . import rounded_experts
+from .cpu import experts as cpu_experts
 from .problems import ExpertLinearProblem, LinearProblem
 from .registry import Candidate, Quality, Registry
 
@@ -27,23 +31,39 @@ class LoopedExperts:
     out_features: int
 
 
+# Linear candidates whose panels the C kernel reads for all experts at once, and those that round their input as well.
+IN_C = ("c_dense_float32", "c_low_bit_float32", "c_dense_dequantized")
+IN_C_ROUNDED = ("c_low_bit_emulated", "c_dense_emulated")
+
+
 def register_expert_loops(registry: Registry, spec: DeviceSpec) -> None:
-    """Append an ``expert_linear`` candidate for every linear one registered so far, in their order."""
+    """Append an ``expert_linear`` candidate for every linear one registered so far that has none, in their order."""
+    taken = {candidate.name for candidate in registry.candidates("expert_linear")}
     for linear in registry.candidates("linear"):
-        quality = linear.quality if spec.device_type == "cpu" else Quality.REFERENCE
-        registry.register(
-            Candidate(
-                op="expert_linear",
-                name=f"loop_{linear.name}",
-                quality=quality,
-                can_run=as_experts(linear),
-                run=_run(linear),
-                prepare=_prepare(linear),
-                own_threads=linear.own_threads,
-                prepared_bytes=expert_bytes(linear),
-                shares_dense=linear.shares_dense,
-            )
-        )
+        if linear.name not in taken:
+            registry.register(_candidate(linear, spec))
+
+
+def _candidate(linear: Candidate, spec: DeviceSpec) -> Candidate:
+    loop = Candidate(
+        op="expert_linear",
+        name=f"loop_{linear.name}",
+        quality=linear.quality if spec.device_type == "cpu" else Quality.REFERENCE,
+        can_run=as_experts(linear),
+        run=_run(linear),
+        prepare=_prepare(linear),
+        own_threads=linear.own_threads,
+        prepared_bytes=expert_bytes(linear),
+        shares_dense=linear.shares_dense,
+    )
+    assert linear.prepare is not None, f"linear candidate {linear.name} prepares no weight"
+    if linear.name in IN_C:
+        prepare = functools.partial(cpu_experts.prepare, linear.prepare)
+        return replace(loop, name=linear.name, prepare=prepare, run=cpu_experts.expert_linear)
+    if linear.name in IN_C_ROUNDED:
+        rounded = functools.partial(rounded_experts.prepare, linear.prepare)
+        return replace(loop, name=linear.name, prepare=rounded, run=rounded_experts.run)
+    return loop
 
 
 def linear_problem(problem: ExpertLinearProblem) -> LinearProblem:

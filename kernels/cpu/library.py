@@ -25,6 +25,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "twofold_pack_bytes": [_P, _N, _N, _N, _N, _N, _P],
     "twofold_linear_dense": [_P, _N, _N, _N, _N, _P, _P, _P, _N],
     "twofold_linear_low_bit": [_P, _N, _N, _N, _N, _P, _P, _P, _N, _N, _N, _I, _P, _P, _N],
+    "twofold_expert_linear": [_P, _P, _P, _P, _P, _P, _P, _P],
     "twofold_paged_attention": [_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _F, _F],
     "twofold_draw_tokens": [_P, _N, _N, _N, _P, _P, _P, _P, _P, _P],
     "twofold_edit_logits": [_P, _N, _N, _P, _P, _P, _P, _P, _P, _P],
@@ -34,6 +35,8 @@ _SIGNATURES: dict[str, list[type]] = {
     "twofold_rope_write_attend": [_P, _N, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _P, _F, _F],
     "twofold_write_kv": [_P, _P, _P, _P, _P, _P, _P, _P, _P],
 }
+
+_RETURNING = ("twofold_panel_width", "twofold_expert_linear")
 
 
 @functools.cache
@@ -77,6 +80,6 @@ def open_library(path: Path) -> ctypes.CDLL:
     for name, arguments in _SIGNATURES.items():
         function = getattr(opened, name)
         function.argtypes = arguments
-        function.restype = _I if name == "twofold_panel_width" else None
+        function.restype = _I if name in _RETURNING else None
     opened.twofold_set_threads_cell(cpu_threads.cell_address())
     return opened

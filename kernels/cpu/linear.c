@@ -3,6 +3,7 @@
    Every output is summed over k in the same order whatever M, the thread count or the row's place in the batch: SUM_K
    features in one accumulator, then these sums one after the other. So a row's result does not depend on its batch, and a
    packed low-bit weight gives bit for bit what its dequantized matrix gives. */
+#include "linear.h"
 #include "parallel.h"
 #include "simd.h"
 
@@ -22,28 +23,6 @@
 #define PIECE_WORK (1 << 15)
 
 int twofold_panel_width(void) { return PANEL; }
-
-struct linear {
-    const float *x;
-    ptrdiff_t x_stride;
-    ptrdiff_t rows;
-    ptrdiff_t in_features;
-    ptrdiff_t out_features;
-    const float *bias;
-    float *y;
-    ptrdiff_t y_stride;
-    /* Dense: panels float [N/PANEL][K][PANEL]. */
-    const float *weight;
-    /* Low-bit: codes int32 [N/PANEL][words][PANEL], scales float and zeros uint8 or NULL [N/PANEL][groups][PANEL]. */
-    const int32_t *codes;
-    const float *scales;
-    const uint8_t *zeros;
-    ptrdiff_t words;
-    ptrdiff_t groups;
-    ptrdiff_t group_size;
-    int bits;
-    ptrdiff_t piece_panels; /* panels per piece of work */
-};
 
 #define UNROLL_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < rows; r++)
 #define UNROLL_VECS _Pragma("GCC unroll 4") for (int v = 0; v < PANEL_VECS; v++)
@@ -312,7 +291,7 @@ static void run_block(const struct linear *p, const struct share *share, ptrdiff
 
 /* Items of a product: groups of panels, each with chunks of ROW_CHUNK rows one after the other, so that weights are read from
    memory once and then found in a cache. */
-static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
+void linear_run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct linear *p = arg;
     ptrdiff_t panels = num_panels(p), chunks = num_chunks(p);
     float *scratch = p->codes ? thread_scratch(GROUP_PANELS * BLOCK_K * PANEL * sizeof(float)) : NULL;
@@ -326,13 +305,25 @@ static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
     }
 }
 
+/* One panel of one chunk of rows is the smallest item. */
+ptrdiff_t linear_grid(const struct linear *p) { return num_panels(p) * num_chunks(p); }
+
 /* Few pieces would leave threads idle at the end, tiny ones cost more to claim than to compute. */
+ptrdiff_t linear_piece(ptrdiff_t all_items) {
+    return smaller(larger(all_items / (8 * (ptrdiff_t)team_size()), 1), GROUP_PANELS);
+}
+
+ptrdiff_t linear_num_items(const struct linear *p) {
+    return num_chunks(p) * ((num_panels(p) + p->piece_panels - 1) / p->piece_panels);
+}
+
+ptrdiff_t linear_item_grain(const struct linear *p) {
+    return team_grain(PIECE_WORK, smaller(p->rows, ROW_CHUNK) * p->in_features * p->piece_panels * PANEL);
+}
+
 static void run(struct linear *p) {
-    ptrdiff_t panels = num_panels(p), chunks = num_chunks(p), pieces = 8 * (ptrdiff_t)team_size();
-    p->piece_panels = smaller(larger(panels * chunks / pieces, 1), GROUP_PANELS);
-    ptrdiff_t work = smaller(p->rows, ROW_CHUNK) * p->in_features * p->piece_panels * PANEL;
-    ptrdiff_t items = chunks * ((panels + p->piece_panels - 1) / p->piece_panels);
-    team_run(run_items, p, items, team_grain(PIECE_WORK, work));
+    p->piece_panels = linear_piece(linear_grid(p));
+    team_run(linear_run_items, p, linear_num_items(p), linear_item_grain(p));
 }
 
 void twofold_linear_dense(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,

@@ -9,13 +9,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import expected_attention, make_case
+from expert_cases import expected, random_ids, random_weights
 from kv_codes import DTYPES, codes_of, in_codes, scales_of
 from sampling_cases import check_ugly, random_edits
 from twofold.kernels import reference
-from twofold.kernels.cpu import attention, elementwise, library, linear, sampling
+from twofold.kernels.cpu import attention, elementwise, experts, library, linear, sampling
 from twofold.platforms import cpu_threads
 from twofold.quant.canonical import DenseWeight, PackedWeight, dequantize, pack
-from twofold.quant.scheme import WeightOnly
+from twofold.quant.scheme import Dense, WeightOnly
 
 
 def check_linear() -> None:
@@ -41,6 +42,20 @@ def check_linear() -> None:
             assert torch.equal(result, linear.run_dense(x, dense)), (bits, rows)
             expected = x.double() @ dequantize(packed, torch.float64).T
             torch.testing.assert_close(result.double(), expected, atol=0.05, rtol=1e-3)
+
+
+def check_experts() -> None:
+    for scheme in (Dense(), WeightOnly(4, 32, False, True)):
+        weights = random_weights(scheme, 5, (45, 160))
+        prepare = linear.prepare_dense if scheme == Dense() else linear.prepare_low_bit
+        panels = experts.prepare(prepare, weights, torch.float32)
+        for tokens in (0, 1, 30):
+            x, ids, routing = torch.randn(tokens, 160), random_ids(tokens, 5, 2), torch.rand(tokens, 2)
+            ids[1::4] = -1
+            for given in (None, routing):
+                result = experts.expert_linear(x, panels, ids, given)
+                wanted, _ = expected(x, weights, ids, given, dtype=torch.float32) if tokens else (result, 0.0)
+                torch.testing.assert_close(result.double(), wanted.double(), atol=1e-4, rtol=1e-4)
 
 
 def check_attention() -> None:
@@ -106,6 +121,7 @@ def main(path: str) -> None:
     cpu_threads.set_num_threads(3)
     torch.manual_seed(0)
     check_linear()
+    check_experts()
     check_attention()
     check_eight_bit_cache()
     check_elementwise()

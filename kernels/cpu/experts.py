@@ -1,0 +1,107 @@
+"""Products with experts in C: all experts of a layer in one call, whatever the linear kernels' panels hold."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...quant.canonical import CanonicalWeight
+from .library import functions
+from .panels import DensePanels, LowBitPanels
+
+# What experts.c calls an expert's tensors.
+_NUM_TENSORS = 4
+_NUM_SIZES = 11
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertPanels:
+    """``weights`` keeps the panels alive that ``tensors`` points to, [E] of (floats or codes, scales, zeros, perm)."""
+
+    weights: list[Any]
+    tensors: ctypes.Array[ctypes.c_void_p]
+    in_features: int
+    out_features: int
+    words: int = 0
+    groups: int = 0
+    group_size: int = 0
+    bits: int = 0
+
+
+def prepare(
+    prepare_one: Callable[[CanonicalWeight, torch.dtype], DensePanels | LowBitPanels],
+    weights: Sequence[CanonicalWeight],
+    dtype: torch.dtype,
+) -> ExpertPanels:
+    """The experts' weights in panels, each prepared by ``prepare_one`` of ``linear.py``."""
+    return of_panels([prepare_one(weight, dtype) for weight in weights])
+
+
+def of_panels(panels: Sequence[DensePanels | LowBitPanels]) -> ExpertPanels:
+    """Panels of equal shapes, one per expert."""
+    pointers = [pointer for each in panels for pointer in _pointers(each)]
+    tensors = (ctypes.c_void_p * len(pointers))(*pointers)
+    first = panels[0]
+    common = (list(panels), tensors, first.in_features, first.out_features)
+    if isinstance(first, DensePanels):
+        return ExpertPanels(*common)
+    return ExpertPanels(*common, first.codes.shape[1], first.scales.shape[1], first.group_size, first.bits)
+
+
+def _pointers(panels: DensePanels | LowBitPanels) -> tuple[int | None, ...]:
+    if isinstance(panels, DensePanels):
+        return panels.pointer, None, None, None
+    zeros, perm = panels.zeros, panels.perm
+    return (
+        panels.codes.data_ptr(),
+        panels.scales.data_ptr(),
+        None if zeros is None else zeros.data_ptr(),
+        None if perm is None else perm.data_ptr(),
+    )
+
+
+def expert_linear(
+    x: Tensor, experts: ExpertPanels, expert_ids: Tensor, routing_weights: Tensor | None = None
+) -> Tensor:
+    """``reference.expert_linear``: x [T,K] or [T,k,K] float32 -> [T,k,N], or with ``routing_weights`` [T,N]."""
+    tokens, top_k = expert_ids.shape
+    rows = x.reshape(-1, x.shape[-1])
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    assert rows.dtype is torch.float32 and rows.shape[1] == experts.in_features, "x must be float32 [T,K] or [T,k,K]"
+    ids = expert_ids.to(torch.int32).contiguous()
+    routing = None if routing_weights is None else routing_weights.float().contiguous()
+    choices, width = tokens * top_k, experts.out_features
+    out = torch.empty((tokens, top_k, width) if routing is None else (tokens, width))
+    inputs, products = torch.empty(choices, experts.in_features), torch.empty(choices, width)
+    sizes = (ctypes.c_ssize_t * _NUM_SIZES)(
+        tokens,
+        top_k,
+        len(experts.tensors) // _NUM_TENSORS,
+        experts.in_features,
+        width,
+        rows.stride(0),
+        1 if x.dim() == 3 else top_k,
+        experts.words,
+        experts.groups,
+        experts.group_size,
+        experts.bits,
+    )
+    failed = functions.twofold_expert_linear(
+        sizes,
+        experts.tensors,
+        rows.data_ptr(),
+        ids.data_ptr(),
+        inputs.data_ptr(),
+        products.data_ptr(),
+        None if routing is None else routing.data_ptr(),
+        out.data_ptr(),
+    )
+    if failed:
+        raise MemoryError(f"no memory to sort {choices} choices of experts")
+    return out

@@ -1,0 +1,39 @@
+/* One product y = x W^T, and how to compute a part of it: experts.c runs many in one region. */
+#ifndef TWOFOLD_LINEAR_H
+#define TWOFOLD_LINEAR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct linear {
+    const float *x;
+    ptrdiff_t x_stride;
+    ptrdiff_t rows;
+    ptrdiff_t in_features;
+    ptrdiff_t out_features;
+    const float *bias;
+    float *y;
+    ptrdiff_t y_stride;
+    /* Dense: panels float [N/PANEL][K][PANEL]. */
+    const float *weight;
+    /* Low-bit: codes int32 [N/PANEL][words][PANEL], scales float and zeros uint8 or NULL [N/PANEL][groups][PANEL]. */
+    const int32_t *codes;
+    const float *scales;
+    const uint8_t *zeros;
+    ptrdiff_t words;
+    ptrdiff_t groups;
+    ptrdiff_t group_size;
+    int bits;
+    ptrdiff_t piece_panels; /* panels per piece of work */
+};
+
+/* Items of a product cut into pieces of `piece_panels` panels, each with some rows: the piece size for a team that shares
+   `all_items` such items among its threads, how many items that makes, and what one of them multiplies. */
+ptrdiff_t linear_grid(const struct linear *p);
+ptrdiff_t linear_piece(ptrdiff_t all_items);
+ptrdiff_t linear_num_items(const struct linear *p);
+ptrdiff_t linear_item_grain(const struct linear *p);
+
+/* Computes items first..last-1 of the linear at `arg`. */
+void linear_run_items(void *arg, ptrdiff_t first, ptrdiff_t last);
+#endif

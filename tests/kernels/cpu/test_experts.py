@@ -1,0 +1,110 @@
+"""Products with experts in C: against float64, and bit for bit what the linear kernel gives each row alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from expert_cases import expected, random_ids, random_weights
+from tolerance import assert_near
+from twofold.kernels import rounded_experts
+from twofold.kernels.cpu import experts, linear
+from twofold.kernels.cpu.library import unavailable
+from twofold.kernels.kernel_set import KernelSet
+from twofold.kernels.problems import ExpertLinearProblem
+from twofold.platforms import cpu_threads
+from twofold.platforms.cpu import CpuPlatform
+from twofold.quant.scheme import Activation, Dense, Element, Fp8, Int8, Scheme, WeightOnly
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no compiled kernels: {unavailable()}")
+
+DENSE, PACKED = Dense(), WeightOnly(4, 32, symmetric=False)
+ACT_ORDER = WeightOnly(4, 32, act_order=True)
+
+
+def prepared(scheme: Scheme, num_experts: int, shape: tuple[int, int]) -> experts.ExpertPanels:
+    prepare = linear.prepare_dense if isinstance(scheme, Dense) else linear.prepare_low_bit
+    return experts.prepare(prepare, random_weights(scheme, num_experts, shape), torch.float32)
+
+
+@pytest.mark.parametrize("scheme", [DENSE, PACKED, ACT_ORDER, WeightOnly(8, -1), WeightOnly(2, 16)], ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "num_experts", "top_k", "shape"),
+    [(1, 8, 2, (33, 160)), (1, 1, 1, (1, 32)), (40, 3, 2, (100, 1312)), (9, 60, 4, (257, 48)), (200, 4, 1, (32, 64))],
+)
+def test_against_float64(scheme: Scheme, tokens: int, num_experts: int, top_k: int, shape: tuple[int, int]) -> None:
+    random = torch.Generator().manual_seed(tokens)
+    ids, routing = random_ids(tokens, num_experts, top_k), torch.rand(tokens, top_k, generator=random)
+    ids[2:5] = -1
+    weights = random_weights(scheme, num_experts, shape)
+    panels = prepared(scheme, num_experts, shape)
+    for x in (torch.randn(tokens, shape[1], generator=random), torch.randn(tokens, top_k, shape[1], generator=random)):
+        for given in (None, routing):
+            wanted, magnitude = expected(x, weights, ids, given, dtype=torch.float32)
+            assert_near(experts.expert_linear(x, panels, ids, given), wanted, scale=magnitude, factor=1.0)
+
+
+@pytest.mark.parametrize("scheme", [DENSE, PACKED, ACT_ORDER], ids=str)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_is_what_its_expert_alone_gives(scheme: Scheme, threads: int) -> None:
+    prepare, run = (
+        (linear.prepare_dense, linear.run_dense) if scheme == DENSE else (linear.prepare_low_bit, linear.run_low_bit)
+    )
+    x, ids = torch.randn(37, 320, generator=torch.Generator().manual_seed(1)), random_ids(37, 5, 3)
+    before = cpu_threads.num_threads()
+    try:
+        cpu_threads.set_num_threads(threads)
+        result = experts.expert_linear(x, prepared(scheme, 5, (200, 320)), ids)
+    finally:
+        cpu_threads.set_num_threads(before)
+    alone = [prepare(weight, torch.float32) for weight in random_weights(scheme, 5, (200, 320))]
+    for token in range(37):
+        for choice in range(3):
+            row = run(x[token : token + 1], alone[int(ids[token, choice])])[0]
+            assert torch.equal(result[token, choice], row)
+
+
+def test_lopsided_batches_and_strides() -> None:
+    panels, random = prepared(PACKED, 4, (40, 96)), torch.Generator().manual_seed(2)
+    x = torch.randn(96, 50, generator=random).T
+    one = torch.full((50, 1), 3, dtype=torch.int32)
+    alone = linear.run_low_bit(x, linear.prepare_low_bit(random_weights(PACKED, 4, (40, 96))[3], torch.float32))
+    assert torch.equal(experts.expert_linear(x, panels, one)[:, 0], alone)
+    assert not experts.expert_linear(x, panels, one - 4).any()
+    assert not experts.expert_linear(x, panels, one + 1, torch.ones(50, 1)).any()
+    assert experts.expert_linear(x[:0], panels, one[:0], torch.ones(0, 1)).shape == (0, 40)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [
+        (DENSE, "c_dense_float32"),
+        (PACKED, "c_low_bit_float32"),
+        (Fp8((1, -1)), "c_dense_dequantized"),
+        (Int8((1, -1), Activation(Element.INT8)), "c_low_bit_emulated"),
+        (Fp8((32, 32), Activation(Element.FP8, 32)), "c_dense_emulated"),
+        (Fp8((-1, -1), Activation(Element.FP8, 0, dynamic=False)), "c_dense_emulated"),
+    ],
+    ids=str,
+)
+def test_every_linear_kernel_in_c_serves_experts(scheme: Scheme, name: str) -> None:
+    problem = ExpertLinearProblem(
+        scheme=scheme, num_experts=5, top_k=2, in_features=64, out_features=40, dtype=torch.float32
+    )
+    candidate = KernelSet(CpuPlatform().spec).select_candidate("expert_linear", problem)
+    assert candidate.name == name and candidate.own_threads and candidate.prepare is not None
+    weights, ids = random_weights(scheme, 5, (40, 64)), random_ids(11, 5, 2)
+    x = torch.randn(11, 64, generator=torch.Generator().manual_seed(3))
+    wanted, magnitude = expected(x, weights, ids, dtype=torch.float32)
+    assert_near(candidate.run(x, candidate.prepare(weights, torch.float32), ids), wanted, scale=magnitude, factor=1.0)
+
+
+def test_static_scales_that_agree_round_each_token_once() -> None:
+    scheme = Fp8((-1, -1), Activation(Element.FP8, 0, dynamic=False))
+    problem = ExpertLinearProblem(
+        scheme=scheme, num_experts=2, top_k=1, in_features=64, out_features=40, dtype=torch.float32
+    )
+    candidate = KernelSet(CpuPlatform().spec).select_candidate("expert_linear", problem)
+    weight = random_weights(scheme, 1, (40, 64))[0]
+    assert candidate.prepare is not None
+    same = candidate.prepare([weight, weight], torch.float32)
+    assert isinstance(same, rounded_experts.RoundedExperts) and same.scale is not None and same.scale.numel() == 1

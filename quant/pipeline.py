@@ -135,7 +135,8 @@ class _Run:
         writer.flush()
         self.errors += errors
         self.notes += result.notes
-        self.work.finish_step({"errors": [asdict(error) for error in errors], "notes": result.notes})
+        figures = [asdict(error) for error in errors]
+        self.work.finish_step({"errors": figures, "notes": result.notes, "changed": list(result.changed)})
 
     def _take_over(self, layer: LayerPlan, step: dict[str, Any]) -> None:
         """A layer of an earlier run: its weights come from where that run left them."""
@@ -143,7 +144,7 @@ class _Run:
         self.notes += step["notes"]
         if layer.number is not None:
             source = SafetensorsCheckpoint(self.work.folder)
-            done = LayerWeights(changed={name: source.get(name) for name in layer.copy})
+            done = LayerWeights(changed={name: source.get(name) for name in step["changed"]})
             for module in layer.quantize:
                 done.quantized[module] = self.written.load(source, module, torch.float32)
             self.method.skip(layer, done)

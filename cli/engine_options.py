@@ -42,6 +42,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 _SWITCHES = {
     "enable_prefix_caching": "reuse computed prompt blocks between requests",
+    "allow_pickle": "read pytorch_model.bin and the like, tensors only, where there is no safetensors file",
     "strict_kernels": "fail where an operation would fall back to a slower kind of kernel",
 }
 

@@ -7,7 +7,7 @@ from .config import EngineConfig
 from .hf_config import parse_config
 from .model_config import allowed_model_len, generation_config, raw_config
 from .sources.model_files import ModelFiles
-from .weights.weight_files import weight_files
+from .weights.weight_files import is_pickled, pickle_files, weight_files
 
 
 def check_model(files: ModelFiles, config: EngineConfig) -> None:
@@ -21,7 +21,8 @@ def check_model(files: ModelFiles, config: EngineConfig) -> None:
     model = parse_config(raw, source=source)
     generation_config(files)
     if files.kind == "directory":
-        weight_files(files.path)
+        pickled = config.allow_pickle and is_pickled(files.path)
+        pickle_files(files.path) if pickled else weight_files(files.path)
     allowed_model_len(config.max_model_len, model)
     if config.quantize is not None:
         _check_quantize(config, raw.get("quantization_config") is not None)

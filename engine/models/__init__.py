@@ -41,7 +41,8 @@ def load_model(
     """
     model_config = load_model_config(files)
     dtype = _compute_dtype(config.dtype, model_config.dtype, platform)
-    checkpoint, quant_format = open_checkpoint(files), load_format(model_config.quantization, config.quantization)
+    checkpoint = open_checkpoint(files, allow_pickle=config.allow_pickle)
+    quant_format = load_format(model_config.quantization, config.quantization)
     survey_checkpoint(model_config, checkpoint, quant_format, kernels.fresh(), dtype, config.block_size)
     start = time.perf_counter()
     loader = Loader(checkpoint, quant_format, kernels, dtype, platform.device)

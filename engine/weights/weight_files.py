@@ -12,6 +12,8 @@ logger = get_logger(__name__)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+PICKLE_INDEX_FILE = "pytorch_model.bin.index.json"
+PICKLE_PATTERNS = ("pytorch_model*.bin", "*.pt", "*.pth")
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -28,12 +30,37 @@ def weight_files(path: Path) -> list[Path]:
         return _indexed_files(path, weight_map_of(index))
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise CheckpointError(f"{path} holds no .safetensors file; weights in other formats are not read")
+        raise CheckpointError(_nothing_to_read(path))
     plain = [file for file in files if not file.name.startswith("consolidated")]
     return plain or files
 
 
-def _indexed_files(path: Path, weight_map: dict[str, str]) -> list[Path]:
+def is_pickled(path: Path) -> bool:
+    """Whether a folder's weights are there as pickles only."""
+    return not (path / INDEX_FILE).is_file() and not any(path.glob("*.safetensors")) and bool(_pickles(path))
+
+
+def pickle_files(path: Path) -> list[Path]:
+    """The pickles of a folder's weights: the index's shards, else all. CheckpointError when one is missing."""
+    index = path / PICKLE_INDEX_FILE
+    return _indexed_files(path, weight_map_of(index), index.name) if index.is_file() else _pickles(path)
+
+
+def _pickles(path: Path) -> list[Path]:
+    return sorted({file for pattern in PICKLE_PATTERNS for file in path.glob(pattern)})
+
+
+def _nothing_to_read(path: Path) -> str:
+    pickles = _pickles(path)
+    if not pickles:
+        return f"{path} holds no .safetensors file; weights in other formats are not read"
+    return (
+        f"{path} holds no .safetensors file but {pickles[0].name}, a pickle: a program that runs when it is loaded. "
+        f"Convert the model to safetensors, or have its tensors alone read with --allow-pickle (allow_pickle=True)"
+    )
+
+
+def _indexed_files(path: Path, weight_map: dict[str, str], index: str = INDEX_FILE) -> list[Path]:
     first_tensor: dict[str, str] = {}
     for tensor, name in weight_map.items():
         first_tensor.setdefault(name, tensor)
@@ -41,7 +68,7 @@ def _indexed_files(path: Path, weight_map: dict[str, str]) -> list[Path]:
         if not (path / name).is_file():
             count = sum(file == name for file in weight_map.values())
             raise CheckpointError(
-                f"{path / name} is missing; {INDEX_FILE} says that it holds {tensor} and {count - 1} other tensors"
+                f"{path / name} is missing; {index} says that it holds {tensor} and {count - 1} other tensors"
             )
     return [path / name for name in sorted(first_tensor)]
 

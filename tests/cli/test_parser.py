@@ -31,7 +31,7 @@ def test_every_option_reaches_the_config(parser: CommandParser) -> None:
     line = (
         "m --device cpu --dtype bfloat16 --quantize rtn:4:32 --max-model-len 512 --block-size 32 --kv-cache-bytes 1.5G "
         "--memory-fraction 0.5 --max-num-seqs 3 --max-num-batched-tokens 99 --no-enable-prefix-caching --seed 7 "
-        "--num-threads 2 --strict-kernels --chat-template t.jinja"
+        "--num-threads 2 --strict-kernels --allow-pickle --chat-template t.jinja"
     )
     assert engine_config(parser.parse_args(line.split())) == EngineConfig(
         model="m",
@@ -48,6 +48,7 @@ def test_every_option_reaches_the_config(parser: CommandParser) -> None:
         seed=7,
         num_threads=2,
         strict_kernels=True,
+        allow_pickle=True,
         chat_template="t.jinja",
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,13 +14,22 @@ from ..kernels import reference
 from ..kernels.attention_batch import AttentionBatch
 from ..kernels.kernel_set import default_registry
 from ..kernels.kv_layout import KVCache, allocate_kv_cache
-from ..kernels.problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainProblem
+from ..kernels.problems import (
+    AttentionProblem,
+    KVWriteProblem,
+    LinearProblem,
+    LoraProblem,
+    PlainProblem,
+    SamplingProblem,
+)
 from ..kernels.registry import Candidate
+from ..kernels.sampling_options import DrawOptions, LogitEdits
 from ..platforms.interface import Platform
 from ..quant.canonical import CanonicalWeight, DenseWeight, PackedWeight, dequantize, pack
 from ..quant.scheme import Dense, WeightOnly
 
 NUM_FEATURES = 128
+NUM_TOKENS = 3000
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 4, 2, 64, 16
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 SCHEMES = (Dense(), WeightOnly(4, 32), WeightOnly(4, 32, symmetric=False), WeightOnly(8, 32))
@@ -108,6 +118,7 @@ def make_cases(dtype: torch.dtype, device: torch.device) -> list[Case]:
     cases = [_plain_case(op, plain, arguments) for op, arguments in calls]
     cases += [_linear_case(scheme, x, generator) for scheme in SCHEMES]
     cases += _cache_cases(plain, k, randn)
+    cases += [*_sampling_cases(device, generator), *_lora_cases(randn, x)]
     return [*cases, _attention_case(dtype, device, generator)]
 
 
@@ -140,6 +151,59 @@ def _cache_cases(problem: PlainProblem, key: Tensor, randn: Callable[..., Tensor
     return [
         Case("write_kv", writes, lambda candidate: write_kv(candidate.run), write_kv(reference.write_kv)),
         Case("copy_blocks", problem, lambda candidate: copy_blocks(candidate.run), copy_blocks(reference.copy_blocks)),
+    ]
+
+
+def _sampling_cases(device: torch.device, generator: torch.Generator) -> list[Case]:
+    """One row for each way to draw, and edits of a few logits."""
+    logits = 3 * torch.randn(5, NUM_TOKENS, generator=generator).to(device)
+    options = DrawOptions(
+        temperature=np.array([0.0, 0.8, 1.0, 1.0, 1.3], dtype=np.float32),
+        top_k=np.array([0, 0, 40, 0, 20], dtype=np.int64),
+        top_p=np.array([1.0, 1.0, 1.0, 0.9, 0.7], dtype=np.float32),
+        min_p=np.array([0.0, 0.0, 0.0, 0.05, 0.0], dtype=np.float32),
+        uniform=np.array([0.0, 0.3, 0.6, 0.9, 0.1]),
+    )
+    edits = LogitEdits(
+        rows=np.arange(5),
+        tokens=np.arange(5) * 7,
+        counts=np.array([-1, 0, 1, 2, 3], dtype=np.int32),
+        bias=np.full(5, 0.5, dtype=np.float32),
+        repetition_penalty=np.full(5, 1.5, dtype=np.float32),
+        presence_penalty=np.full(5, 0.25, dtype=np.float32),
+        frequency_penalty=np.full(5, 0.75, dtype=np.float32),
+    )
+
+    def edit(run: Callable[..., None]) -> Answer:
+        copy = logits.clone()
+        run(copy, edits)
+        return copy
+
+    problem = SamplingProblem(vocab_size=NUM_TOKENS)
+    drawn, best = reference.draw_tokens(logits, options), reference.argmax(logits)
+    return [
+        Case("argmax", problem, lambda candidate: candidate.run(logits), best),
+        Case("draw_tokens", problem, lambda candidate: candidate.run(logits, options), drawn),
+        Case("edit_logits", problem, lambda candidate: edit(candidate.run), edit(reference.edit_logits)),
+    ]
+
+
+def _lora_cases(randn: Callable[..., Tensor], x: Tensor) -> list[Case]:
+    """Three adapters and a row without one."""
+    problem = LoraProblem(rank=8, in_features=NUM_FEATURES, out_features=64, dtype=x.dtype)
+    a, b, out = randn(3, 8, NUM_FEATURES), randn(3, 64, 8), randn(5, 64)
+    ids = torch.tensor([2, 0, -1, 1, 2], dtype=torch.int32, device=x.device)
+    scales = torch.tensor([0.5, 1.0, 2.0], device=x.device)
+    shrunk = reference.lora_shrink(x, a, ids)
+
+    def expand(run: Callable[..., None]) -> Answer:
+        copy = out.clone()
+        run(shrunk, b, ids, copy, scales)
+        return copy
+
+    return [
+        Case("lora_shrink", problem, lambda candidate: candidate.run(x, a, ids), shrunk),
+        Case("lora_expand", problem, lambda candidate: expand(candidate.run), expand(reference.lora_expand)),
     ]
 
 

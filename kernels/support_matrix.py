@@ -18,7 +18,7 @@ from ..platforms.spec import DeviceSpec
 from ..quant.scheme import Activation, Dense, Element, Fp8, Int8, LowBit, MicroScaled, Offset, Scheme, WeightOnly
 from .cpu.library import unavailable
 from .kernel_set import default_registry
-from .problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainProblem
+from .problems import AttentionProblem, KVWriteProblem, LinearProblem, LoraProblem, PlainProblem, SamplingProblem
 from .registry import Quality, Registry, Selection
 
 ARCHS = (
@@ -78,6 +78,8 @@ def render() -> str:
     problems = [(name, str(scheme), "linear", _linear(scheme)) for name, scheme in SCHEMES]
     attention = [(f"attention, heads of {size}", "", "paged_attention", _attention(size)) for size in HEAD_SIZES]
     plain: list[_Row] = [(op, "", op, PlainProblem) for op in PLAIN_OPS]
+    plain += [(op, "", op, _sampling) for op in ("argmax", "draw_tokens", "edit_logits")]
+    plain += [(op, "", op, _lora) for op in ("lora_shrink", "lora_expand")]
     plain.append(("write_kv", "", "write_kv", _kv_write))
     lines = [_HEADER, "## Linear layers", "", *_tables(problems)]
     lines += ["## Other operations", "", *_tables([*attention, *plain])]
@@ -117,6 +119,14 @@ def _attention(head_size: int) -> Any:
         )
 
     return problem
+
+
+def _sampling(dtype: torch.dtype) -> SamplingProblem:
+    return SamplingProblem(vocab_size=151936)
+
+
+def _lora(dtype: torch.dtype) -> LoraProblem:
+    return LoraProblem(rank=16, in_features=FEATURES, out_features=FEATURES, dtype=dtype)
 
 
 @functools.cache

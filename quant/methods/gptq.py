@@ -35,12 +35,14 @@ class GPTQOptions:
                     ``static`` columns by importance, scales fixed before; ``full`` columns by importance and groups cut
                     in that order (act-order with a gather).
     ``damping``     fraction of the mean of the Hessian's diagonal, raised tenfold while it is singular.
-    ``correction``  0 to 1: how far the target moves towards the original model's output.
+    ``correction``  0 to 1: how far the target moves towards the original model's output. All the way follows the noise
+                    of few calibration tokens too: with 4096 of them, 6 layers of SmolLM2 at 4 bits strayed by 0.105 of
+                    their held-out hidden states at 0, 0.097 at 0.5 and 0.110 at 1.
     """
 
     order: str = "group"
     damping: float = 0.01
-    correction: float = 1.0
+    correction: float = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

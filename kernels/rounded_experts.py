@@ -47,7 +47,8 @@ def run(x: Tensor, prepared: RoundedExperts, expert_ids: Tensor, routing_weights
     scale, zero = prepared.scale, prepared.zero
     if scale is not None and scale.numel() > 1:
         ids = expert_ids.clamp(min=0)
-        scale, zero = (None if value is None else value[ids][..., None] for value in (scale, zero))
+        inner = (1, 1) if prepared.activation.group_size > 0 else (1,)  # groups of features, or features
+        scale, zero = (None if value is None else value[ids].view(*ids.shape, *inner) for value in (scale, zero))
         x = x if x.dim() == 3 else x[:, None].expand(-1, expert_ids.shape[1], -1)
     return expert_linear(
         fake_quantize(x, prepared.activation, scale, zero), prepared.experts, expert_ids, routing_weights

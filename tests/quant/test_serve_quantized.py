@@ -70,6 +70,26 @@ def test_logits(tiny_model: TinyModel, tmp_path: Path, family: str, spec: str) -
         assert relative_error(llm.logits(prompt), judge_logits(expected, prompt)) < 1e-4
 
 
+@pytest.mark.parametrize("expert", [0, 3])
+def test_an_expert_whose_zeros_are_all_the_middle_one(tiny_model: TinyModel, tmp_path: Path, expert: int) -> None:
+    """Its scheme would be symmetric; beside asymmetric ones its zeros are spelled out, whichever comes first."""
+    quantize_model(str(tiny_model("mixtral")), "rtn:4:32", tmp_path / "quantized")
+    file = tmp_path / "quantized" / "model.safetensors"
+    tensors = load_file(file)
+    version = json.loads((tmp_path / "quantized" / "config.json").read_text())["quantization_config"]
+    middle = 0x77777777 if VERSIONS[version["checkpoint_format"]] == 1 else 0x88888888 - (1 << 32)
+    for name, tensor in tensors.items():
+        if f".experts.{expert}." in name and name.endswith("qzeros"):
+            tensor.fill_(middle)
+    save_file(tensors, file, metadata={"format": "pt"})
+    expected = judge(dense_copy(tmp_path / "quantized", tmp_path / "dense"))
+    prompt = [(7 * i * i + 3) % 256 for i in range(40)]
+    with LLM(str(tmp_path / "quantized"), device="cpu", dtype="float32") as llm:
+        assert relative_error(llm.logits(prompt), judge_logits(expected, prompt)) < 1e-4
+        schemes = [row["scheme"] for row in llm.info.kernels if row["op"] == "expert_linear" and "layer" in row]
+    assert set(schemes) == {"w4g32 asym"}
+
+
 def test_in_one_step(tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / "cache"))
     model = str(tiny_model("llama"))

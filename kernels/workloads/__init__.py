@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import attention, elementwise, linear
+from . import attention, elementwise, experts, linear, quantize, sampling
 from .workload import MODELS, SMALL_STEPS, STEPS, Call, Inputs, ModelShapes, Step, Workload
 
 __all__ = [
@@ -27,7 +27,10 @@ __all__ = [
 FAMILIES = (
     attention,
     elementwise,
+    experts,
     linear,
+    quantize,
+    sampling,
 )
 
 

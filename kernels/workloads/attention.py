@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..attention_batch import AttentionBatch
 from ..kv_layout import KVCache, allocate_kv_cache
-from ..problems import AttentionProblem, KVWriteProblem
+from ..problems import AttentionProblem, KVWriteProblem, dtype_name
 from ..registry import Candidate
 from .workload import Call, Inputs, ModelShapes, Step, Workload
 
@@ -19,18 +19,23 @@ _TABLES = frozenset({"block_table_ptr", "query_start_loc_ptr", "seq_lens_ptr"})
 
 
 def workloads(inputs: Inputs, model: ModelShapes, step: Step) -> Iterator[Workload]:
-    """Attention over a cache of the activations' dtype, and the write of the step's keys and values."""
-    cache, batch = random_cache(inputs, model, step)
-    yield attention_workload(inputs, model, step, cache, batch)
-    yield _write(inputs, model, step, cache, batch)
+    """Attention over a cache of the activations' dtype and of each 8-bit type, and the write of keys and values."""
+    for kv_dtype in (inputs.dtype, torch.int8, inputs.fp8):
+        if kv_dtype is not None:
+            cache, batch = random_cache(inputs, model, step, kv_dtype)
+            yield attention_workload(inputs, model, step, cache, batch)
+            yield _write(inputs, model, step, cache, batch)
 
 
-def random_cache(inputs: Inputs, model: ModelShapes, step: Step) -> tuple[KVCache, AttentionBatch]:
-    """One layer's cache, its blocks scattered among the requests, and the step over it."""
+def random_cache(
+    inputs: Inputs, model: ModelShapes, step: Step, kv_dtype: torch.dtype | None = None
+) -> tuple[KVCache, AttentionBatch]:
+    """One layer's cache (of the activations' dtype), its blocks scattered among the requests, and the step over it."""
     pages = [-(-length // BLOCK_SIZE) for length in step.seq_lens]
-    cache = allocate_kv_cache(sum(pages), BLOCK_SIZE, model.num_kv_heads, model.head_size, inputs.dtype, inputs.device)
-    for part in (cache.key, cache.value):
-        part.normal_()
+    cache = allocate_kv_cache(
+        sum(pages), BLOCK_SIZE, model.num_kv_heads, model.head_size, kv_dtype or inputs.dtype, inputs.device
+    )
+    _fill(inputs, cache)
     scattered = torch.randperm(sum(pages)).to(torch.int32)
     table = torch.zeros((len(pages), max(pages)), dtype=torch.int32)
     slots, first = [], 0
@@ -51,6 +56,14 @@ def random_cache(inputs: Inputs, model: ModelShapes, step: Step) -> tuple[KVCach
     return cache, batch
 
 
+def _fill(inputs: Inputs, cache: KVCache) -> None:
+    for part in (cache.key, cache.value):
+        part.copy_(torch.randn(part.shape, device=inputs.device).mul_(16 if cache.is_scaled else 1))
+    for scale in (cache.key_scale, cache.value_scale):
+        if scale is not None:
+            scale.uniform_(0.01, 0.02)
+
+
 def attention_workload(
     inputs: Inputs, model: ModelShapes, step: Step, cache: KVCache, batch: AttentionBatch
 ) -> Workload:
@@ -63,10 +76,10 @@ def attention_workload(
 
     lengths = list(zip(step.query_lens, step.seq_lens, strict=True))
     pairs = sum(new * length - new * (new - 1) // 2 for new, length in lengths)
-    per_token = model.num_kv_heads * model.head_size * (cache.key.element_size() + cache.value.element_size())
+    per_token = sum(part[0, 0].numel() * part.element_size() for part in cache.tensors)
     return Workload(
         op="paged_attention",
-        label=_label(model, step),
+        label=f"{_label(model, step)}, {dtype_name(cache.key.dtype)}",
         problem=AttentionProblem(
             num_heads=model.num_heads,
             num_kv_heads=model.num_kv_heads,
@@ -125,12 +138,13 @@ def _write(inputs: Inputs, model: ModelShapes, step: Step, cache: KVCache, batch
     def bind(candidate: Candidate) -> Call:
         return lambda: candidate.run(key, value, cache, batch.slot_mapping)
 
+    stored = sum(part[0, 0].numel() * part.element_size() for part in cache.tensors)
     return Workload(
         op="write_kv",
-        label=f"{step.num_tokens} tokens, {model.num_kv_heads} heads of {model.head_size}",
+        label=f"{step.num_tokens} tokens, {model.num_kv_heads}x{model.head_size}, {dtype_name(cache.key.dtype)}",
         problem=KVWriteProblem(dtype=inputs.dtype, kv_dtype=cache.key.dtype),
         bind=bind,
-        num_bytes=2 * (key.nbytes + value.nbytes) + batch.slot_mapping.nbytes,
+        num_bytes=key.nbytes + value.nbytes + step.num_tokens * stored + batch.slot_mapping.nbytes,
         operations=0,
         cached=frozenset({"slot_mapping_ptr"}),
     )

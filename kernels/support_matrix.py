@@ -18,7 +18,16 @@ from ..platforms.spec import DeviceSpec
 from ..quant.scheme import Activation, Dense, Element, Fp8, Int8, LowBit, MicroScaled, Offset, Scheme, WeightOnly
 from .cpu.library import unavailable
 from .kernel_set import default_registry
-from .problems import AttentionProblem, KVWriteProblem, LinearProblem, LoraProblem, PlainProblem, SamplingProblem
+from .problems import (
+    AttentionProblem,
+    ExpertLinearProblem,
+    KVWriteProblem,
+    LinearProblem,
+    LoraProblem,
+    MoeRouteProblem,
+    PlainProblem,
+    SamplingProblem,
+)
 from .registry import Quality, Registry, Selection
 
 ARCHS = (
@@ -27,6 +36,7 @@ ARCHS = (
 )  # fmt: skip
 CPU = "cpu"
 FEATURES = 4096
+NUM_EXPERTS, TOP_K = 128, 8
 
 _INT8, _FP8 = Activation(Element.INT8), Activation(Element.FP8)
 _STATIC_FP8 = Activation(Element.FP8, group_size=0, dynamic=False)
@@ -76,14 +86,17 @@ def render() -> str:
     if reason is not None:
         raise UnsupportedError(f"the support matrix needs the compiled CPU kernels: {reason}")
     problems = [(name, str(scheme), "linear", _linear(scheme)) for name, scheme in SCHEMES]
+    experts: list[_Row] = [(name, str(scheme), "expert_linear", _experts(scheme)) for name, scheme in SCHEMES]
     attention = [(f"attention, heads of {size}", "", "paged_attention", _attention(size)) for size in HEAD_SIZES]
     plain: list[_Row] = [(op, "", op, PlainProblem) for op in PLAIN_OPS]
     plain += [(op, "", op, _sampling) for op in ("argmax", "draw_tokens", "edit_logits")]
     plain += [(op, "", op, _lora) for op in ("lora_shrink", "lora_expand")]
-    plain.append(("write_kv", "", "write_kv", _kv_write))
+    plain += [("write_kv", "", "write_kv", _kv_write), ("moe_route", "", "moe_route", _route)]
     lines = [_HEADER, "## Linear layers", "", *_tables(problems)]
+    lines += ["## Experts", "", f"Of {NUM_EXPERTS} experts each token goes to {TOP_K}.", "", *_tables(experts)]
     lines += ["## Other operations", "", *_tables([*attention, *plain])]
-    lines += ["## Why not a better kernel", "", *_reasons([*problems, *attention, *plain])]
+    lines += ["## Why not a better kernel", "", **_reasons([*problems, *attention, *plain])]
+    lines += ["## Why not a better kernel for experts", "", *_reasons(experts)]
     return "\n".join(lines)
 
 
@@ -102,6 +115,24 @@ _Row = tuple[str, str, str, Any]
 
 def _linear(scheme: Scheme) -> Any:
     return functools.partial(_linear_problem, scheme)
+
+
+def _experts(scheme: Scheme) -> Any:
+    def problem(dtype: torch.dtype) -> ExpertLinearProblem:
+        return ExpertLinearProblem(
+            scheme=scheme,
+            num_experts=NUM_EXPERTS,
+            top_k=TOP_K,
+            in_features=FEATURES,
+            out_features=FEATURES,
+            dtype=dtype,
+        )
+
+    return problem
+
+
+def _route(dtype: torch.dtype) -> MoeRouteProblem:
+    return MoeRouteProblem(num_experts=NUM_EXPERTS, top_k=TOP_K, dtype=dtype)
 
 
 def _linear_problem(scheme: Scheme, dtype: torch.dtype) -> LinearProblem:

@@ -45,6 +45,7 @@ class ScaledExperts:
     rows: int
     group: int
     common: int
+    is_grouped: bool
     is_corrected: bool
     input: InputFormat | None
     input_scales: Tensor | None
@@ -130,6 +131,7 @@ def prepare(
         rows=first.rows,
         group=first.group,
         common=first.common,
+        is_grouped=first.is_grouped,
         is_corrected=first.is_corrected,
         input=first.input,
         input_scales=stack_all([given.scale for given in inputs]) if differ else None,
@@ -142,7 +144,8 @@ def scaled_experts(x: Tensor, experts: ScaledExperts, expert_ids: Tensor) -> Ten
     inputs, choices_per_row = quantized_rows(x, experts, expert_ids)
     codes = inputs if isinstance(inputs, Tensor) else inputs.codes
     count = expected_rows(expert_ids, experts.codes.shape[0])
-    launch = scaled_launch(device_arch(x.device), count, codes.element_size(), corrected=experts.is_corrected)
+    ways = {"grouped": experts.is_grouped, "corrected": experts.is_corrected}
+    launch = scaled_launch(device_arch(x.device), count, codes.element_size(), **ways)
     return launch_scaled(inputs, choices_per_row, experts, expert_ids, launch)
 
 

@@ -165,7 +165,7 @@ def _packed_case(
 
 
 def _scaled_case(arch: str, x: torch.dtype, weight: torch.dtype, count: int, common: int) -> Case:
-    launch = scaled_row(arch, count, x.itemsize)
+    launch = scaled_row(arch, count, x.itemsize, grouped=common < _FEATURES)
     variant = f"{_CODES[x]} x {_CODES[weight]} {'whole' if common == _FEATURES else f'g{common}'} {count} rows"
     if isinstance(launch, Refused):
         return Case(op="scaled_experts", variant=variant, refused=launch.reason)

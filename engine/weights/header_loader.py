@@ -129,7 +129,8 @@ class HeaderLoader(Loader):
         return size if size > 1 else 4  # exponents become float32
 
     def _divisor_bytes(self, module: str, scheme: object) -> int:
-        has_divisor = isinstance(scheme, MicroScaled) and self.checkpoint.has(f"{module}.weight_global_scale")
+        names = (f"{module}.weight_global_scale", f"{module}.weight_scale_2")
+        has_divisor = isinstance(scheme, MicroScaled) and any(map(self.checkpoint.has, names))
         return 4 if has_divisor else 0
 
     def _has_bias(self, module: str, *, required: bool = False) -> bool:

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, UnsupportedError
+from .auto_round import auto_round_format
 from .awq import AWQFormat
 from .base import Format, TensorSource
 from .bitsandbytes import BitsAndBytesFormat
 from .compressed_tensors import CompressedTensorsFormat
 from .dense import DenseFormat
-from .fp8 import Fp8Format, fbgemm_format, modelopt_format
+from .fp8 import Fp8Format, fbgemm_format
 from .gptq import GPTQFormat
+from .modelopt import modelopt_format
 from .quark import QuarkFormat
 
 __all__ = ["AWQFormat", "DenseFormat", "Format", "GPTQFormat", "TensorSource", "detect_format", "read_quantization"]
@@ -25,11 +27,22 @@ _FORMATS: dict[str, Callable[[Mapping[str, Any]], Format]] = {
     "compressed-tensors": CompressedTensorsFormat,
     "fp8": Fp8Format,
     "modelopt": modelopt_format,
+    "modelopt_fp4": modelopt_format,
     "fbgemm_fp8": fbgemm_format,
+    "auto-round": auto_round_format,
+    "intel/auto-round": auto_round_format,
     "quark": QuarkFormat,
     "bitsandbytes": BitsAndBytesFormat,
 }
 SERVED = tuple(_FORMATS)
+# Methods that people bring and that are not served, with what to do instead.
+REMEDIES = {
+    "hqq": "quantize the original model again (twofold quantize, or GPTQ or AWQ by another tool)",
+    "aqlm": "its codebooks have no kernel here; take a GPTQ, AWQ or FP8 checkpoint of the model",
+    "torchao": "it is stored as pickled tensor classes; take a GPTQ, AWQ or FP8 checkpoint of the model",
+    "eetq": "load the original model with --quantization int8",
+    "quanto": "load the original model with --quantization int8 or int4",
+}
 # Where tools wrote the config before it moved into config.json.
 SIDE_CONFIGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
@@ -44,8 +57,9 @@ def detect_format(quantization: Mapping[str, Any] | None) -> Format:
     method = quantization_method(quantization)
     if method in _FORMATS:
         return _FORMATS[method](quantization)
+    remedy = f": {REMEDIES[method]}" if method in REMEDIES else ""
     raise UnsupportedError(
-        f"quantization method {method!r} is not served; there are {', '.join(SERVED)} and plain weights"
+        f"quantization method {method!r} is not served{remedy}; there are {', '.join(SERVED)} and plain weights"
     )
 
 

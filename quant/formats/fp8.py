@@ -26,7 +26,7 @@ from ...log import get_logger
 from ..canonical import CanonicalWeight
 from ..scheme import Activation, Dense, Element, Fp8, Scheme
 from .base import Format, TensorSource
-from .config_values import mapping, names, pattern
+from .config_values import names, pattern
 from .dense import load_dense
 from .dtypes import is_stored_plain
 from .names import is_head
@@ -35,7 +35,6 @@ from .tensor_reading import eight_bit_scheme, matrix_shape, needs_static, read_e
 log = get_logger(__name__)
 
 _SCALES = ("weight_scale_inv", "weight_scale")
-_MODELOPT = {"FP8": "static", "FP8_PER_CHANNEL_PER_TOKEN": "dynamic"}
 _EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)\.(gate_proj|up_proj|down_proj|w[123])$")
 # An expert's matrix: the packed scales it is in, and which half of their rows.
 _PACKED = {
@@ -78,22 +77,6 @@ def parse_fp8_config(raw: Mapping[str, Any]) -> Fp8Config:
         plain=names(raw.get("ignored_layers"), "fp8 ignored_layers")
         + names(raw.get("modules_to_not_convert"), "fp8 modules_to_not_convert"),
     )
-
-
-def modelopt_format(raw: Mapping[str, Any]) -> Fp8Format:
-    """NVIDIA ModelOpt's config, in config.json or nested in hf_quant_config.json.
-
-    UnsupportedError names an algorithm that is not served.
-    """
-    inner = mapping(raw.get("quantization"), "modelopt quantization") or dict(raw)
-    algorithm = str(inner.get("quant_algo"))
-    if algorithm not in _MODELOPT:
-        raise UnsupportedError(
-            f"modelopt quant_algo {algorithm!r} is not served; served are {', '.join(_MODELOPT)}, and llm-compressor's "
-            f"checkpoints of the other schemes"
-        )
-    plain = inner.get("exclude_modules", inner.get("ignore"))
-    return Fp8Format({"activation_scheme": _MODELOPT[algorithm], "ignored_layers": plain})
 
 
 def fbgemm_format(raw: Mapping[str, Any]) -> Fp8Format:

@@ -150,8 +150,8 @@ def test_modelopt(nested: bool) -> None:
     layout = detect_format(side_file if nested else {"quant_method": "modelopt", **inner})
     assert str(layout.scheme("model.layers.0.mlp.up_proj")) == "fp8 tensor a-fp8 tensor static"
     assert str(layout.scheme("model.layers.0.mlp.gate")) == str(layout.scheme("lm_head")) == "dense"
-    with pytest.raises(UnsupportedError, match=r"NVFP4.*FP8, FP8_PER_CHANNEL_PER_TOKEN"):
-        detect_format({"quant_method": "modelopt", "quant_algo": "NVFP4"})
+    with pytest.raises(UnsupportedError, match=r"INT4_AWQ.*FP8, FP8_PER_CHANNEL_PER_TOKEN"):
+        detect_format({"quant_method": "modelopt", "quant_algo": "INT4_AWQ"})
 
 
 def test_fbgemm() -> None:

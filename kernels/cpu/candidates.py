@@ -31,11 +31,12 @@ def register_cpu_ops(registry: Registry) -> None:
         registry.register(
             Candidate(op=op, name="c_float32", quality=Quality.NATIVE, can_run=_plain, run=run, own_threads=True)
         )
-    for op, run in {
+    draws: dict[str, Callable[..., Any]] = {
         "argmax": sampling.argmax,
         "draw_tokens": sampling.draw_tokens,
         "edit_logits": sampling.edit_logits,
-    }.items():
+    }
+    for op, run in draws.items():
         registry.register(
             Candidate(op=op, name="c_float32", quality=Quality.NATIVE, can_run=_sampling, run=run, own_threads=True)
         )

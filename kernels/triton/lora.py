@@ -152,7 +152,7 @@ def lora_shrink(x: Tensor, a: Tensor, adapter_ids: Tensor) -> Tensor:
     parts = triton.cdiv(x.shape[1], SPLIT_K)
     split = parts > 1 and grid[0] * grid[1] < num_cores(x.device)
     target = torch.zeros((parts, num_rows, rank), dtype=torch.float32, device=x.device) if split else out
-    lora_shrink_kernel[(*grid, parts if split else 1)](
+    lora_shrink_kernel[(grid[0], grid[1], parts if split else 1)](
         x,
         a,
         *_tables(blocks),

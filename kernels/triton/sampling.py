@@ -422,7 +422,7 @@ def _draw(logits: Tensor, options: DrawOptions | None) -> Tensor:
     chunk_grid = (num_rows, num_chunks)
     row_maxima_kernel[chunk_grid](logits, maxima, *sizes, CHUNK=CHUNK, num_warps=launch.chunk_warps)
     masses: Tensor = maxima
-    arrays = (maxima,) * 5
+    arrays: tuple[Tensor, ...] = (maxima,) * 5
     if options is not None:
         masses = torch.empty((num_rows, num_chunks), dtype=torch.int64, device=logits.device)
         arrays = _upload(options, num_columns, logits.device)

@@ -25,8 +25,11 @@ def gated_activation(
     Its results are quantized as the product behind it wants them (``wanted``), where a kernel does both.
     """
     fused = None if wanted is None else _quantizing_activation(name, dtype, kernels, wanted)
-    if fused is not None:
-        return fused
+    return plain_activation(name, dtype, kernels) if fused is None else fused
+
+
+def plain_activation(name: str, dtype: torch.dtype, kernels: KernelSet) -> Callable[[Tensor], Tensor]:
+    """``gated_activation`` without quantized results."""
     if name == "silu":
         return kernels.select("silu_and_mul", PlainProblem(dtype))
     return functools.partial(kernels.select("gelu_and_mul", PlainProblem(dtype)), approximate=GELU_APPROXIMATION[name])

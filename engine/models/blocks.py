@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...kernels.problems import AttentionProblem, MoeRouteProblem
 from ..layers.attention import Attention
-from ..layers.mlp import GatedMLP, gated_activation
+from ..layers.mlp import GatedMLP, gated_activation, plain_activation
 from ..layers.moe import MixtureOfExperts, SharedExpert
 from ..layers.norm import RMSNorm
 from ..layers.rope import RotaryEmbedding
@@ -41,12 +41,11 @@ def attention(config: ModelConfig, index: int, block_size: int, rope: RotaryEmbe
         sliding_window=config.layer_windows[index],
         soft_cap=config.attention_soft_cap,
     )
-    norm_sizes = (q_size, kv_size) if config.joint_qk_norm else (size, size)
-    norms = [
-        loader.norm(f"{prefix}.{name}", width, config.norm_eps, config.norm_offset)
-        for name, width in zip(("q_norm", "k_norm"), norm_sizes, strict=True)
-        if config.qk_norm
-    ]
+    q_norm = k_norm = None
+    if config.qk_norm:
+        q_width, k_width = (q_size, kv_size) if config.joint_qk_norm else (size, size)
+        q_norm = loader.norm(f"{prefix}.q_norm", q_width, config.norm_eps, config.norm_offset)
+        k_norm = loader.norm(f"{prefix}.k_norm", k_width, config.norm_eps, config.norm_offset)
     return Attention(
         loader.linear(qkv, hidden, bias=config.qkv_bias),
         loader.linear({f"{prefix}.o_proj": hidden}, q_size, bias=config.output_bias),
@@ -54,7 +53,8 @@ def attention(config: ModelConfig, index: int, block_size: int, rope: RotaryEmbe
         problem,
         loader.kernels,
         (config.query_scalar or size) ** -0.5,
-        *norms,
+        q_norm,
+        k_norm,
     )
 
 
@@ -84,7 +84,7 @@ def mixture_of_experts(config: ModelConfig, shape: ExpertsConfig, prefix: str, l
         loader.linear({f"{prefix}.gate": shape.num_experts}, hidden, bias=False),
         loader.experts(f"{prefix}.experts", {gate: inner, up: inner}, hidden, **counts),
         loader.experts(f"{prefix}.experts", {down: hidden}, inner, **counts),
-        gated_activation(config.hidden_act, loader.dtype, loader.kernels),
+        plain_activation(config.hidden_act, loader.dtype, loader.kernels),
         MoeRouteProblem(**counts, dtype=loader.dtype),
         loader.kernels,
         renormalize=shape.renormalize,

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..engine.config import EngineConfig
 from ..engine.core.engine_core import EngineCore
+from ..engine.core.kv_cache import model_block_bytes
 from ..engine.core.loading import CoreParts, load_parts
 from ..engine.messages import EngineRequest
 from ..engine.model_config import ModelConfig
@@ -94,7 +95,7 @@ def decode_weight_bytes(model: Model) -> int:
 
 def kv_bytes_per_token(model: Model) -> int:
     """Bytes of keys and values that one token keeps in all layers."""
-    return 2 * model.num_layers * model.kv_heads * model.head_size * model.dtype.itemsize
+    return model_block_bytes(1, model)
 
 
 def offline_rows(figures: dict[str, Any]) -> list[list[str]]:

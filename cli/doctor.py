@@ -12,7 +12,7 @@ from ..errors import ConfigError, TwofoldError
 from . import diagnosis
 from .engine_options import add_engine_arguments, engine_config
 
-_MODEL_FIELDS = ("dtype", "quantization", "block_size", "strict_kernels")
+_MODEL_FIELDS = ("dtype", "quantization", "block_size", "kv_cache_dtype", "strict_kernels")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +95,14 @@ def make_model_report(args: argparse.Namespace) -> dict[str, Any]:
         dtype = target.compute_dtype(config.dtype, load_model_config(files).dtype)
         report |= {"arch": target.spec.arch, "dtype": dtype_name(dtype)}
         kernels = KernelSet(target.spec, strict=config.strict_kernels)
-        survey = survey_model(files, kernels, dtype, block_size=config.block_size, quantization=config.quantization)
+        survey = survey_model(
+            files,
+            kernels,
+            dtype,
+            block_size=config.block_size,
+            quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
+        )
         # What the core itself asks for, beside the model.
         kernels.select("copy_blocks", PlainProblem(dtype))
         report |= {"format": survey.format_name, "kernels": kernels.report()}

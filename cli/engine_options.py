@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from ..engine.config import DEVICES, DTYPES, QUANTIZATIONS, EngineConfig
+from ..engine.config import DEVICES, DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from .parser import byte_size, natural_int, number, positive_int
 
 _FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}
@@ -27,6 +27,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "tokens of prompt plus output (default: the model's)",
     },
     "block_size": {"type": positive_int, "metavar": "N", "help": "tokens in one block of the KV cache, a power of two"},
+    "kv_cache_dtype": {
+        "choices": KV_CACHE_DTYPES,
+        "help": "how keys and values are stored; fp8 and int8 take a quarter of float32 (auto: as activations)",
+    },
     "kv_cache_bytes": {
         "type": byte_size,
         "metavar": "SIZE",

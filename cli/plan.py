@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ..engine.plan import ModelPlan, SchemePlan
 
 _FIELDS = (
-    "device", "dtype", "quantization", "max_model_len", "block_size", "kv_cache_bytes", "memory_fraction",
-    "max_num_seqs", "max_num_batched_tokens", "strict_kernels",
+    "device", "dtype", "quantization", "max_model_len", "block_size", "kv_cache_dtype", "kv_cache_bytes",
+    "memory_fraction", "max_num_seqs", "max_num_batched_tokens", "strict_kernels",
 )  # fmt: skip
 
 
@@ -47,29 +47,38 @@ def render(plan: ModelPlan) -> str:
     """The plan as text for a terminal."""
     lines = [
         f"{plan.model} on {plan.arch}, {_size(plan.free_bytes)} free, computing in {plan.dtype}",
-        f"KV cache: {_size(plan.kv_bytes_per_token)} per token ({plan.kv_dtype}); "
         f"workspace of a step: {_size(plan.workspace_bytes)}; sequences of up to {plan.max_model_len} tokens",
+        *_caches(plan),
         "",
     ]
     lengths = list(next((row.requests for row in plan.plans if row.requests), {}))
     heads = [f"{length:>7}" for length in lengths]
-    lines.append(
-        f"{'weights':<12}{'size':>11}{'in memory':>11}{'KV tokens':>12}   requests at once of {' '.join(heads)}"
-    )
+    columns = f"{'weights':<12}{'KV cache':<10}{'size':>11}{'in memory':>11}{'KV tokens':>12}"
+    lines.append(f"{columns}   requests at once of {' '.join(heads)}")
     lines += [_row(row) for row in plan.plans]
-    lines += ["", *(f"{row.quantization}: {_how(row)}" for row in plan.plans)]
+    lines += ["", *dict.fromkeys(f"{row.quantization}: {_how(row)}" for row in plan.plans)]
     lines.append(f"One step computes at most {plan.max_num_seqs} requests (--max-num-seqs).")
     return "\n".join(lines)
 
 
+def _caches(plan: ModelPlan) -> list[str]:
+    """One line for each type of KV cache that is served."""
+    rows = {row.kv_cache_dtype: row for row in plan.plans if not row.refused}
+    return [
+        f"KV cache {kind}: {_size(row.kv_bytes_per_token)} per token ({row.kv_dtype}), read by {row.attention}"
+        for kind, row in rows.items()
+    ]
+
+
 def _row(row: SchemePlan) -> str:
     if row.refused:
-        return f"{row.quantization:<12}not served here"
+        return f"{row.quantization:<12}{row.kv_cache_dtype:<10}not served here"
     sizes = f"{_size(row.weight_bytes):>11}{_size(row.memory_bytes):>11}"
+    names = f"{row.quantization:<12}{row.kv_cache_dtype:<10}"
     if not row.kv_tokens:
-        return f"{row.quantization:<12}{sizes}   does not fit"
+        return f"{names}{sizes}   does not fit"
     counts = " ".join(f"{count:>7}" for count in row.requests.values())
-    return f"{row.quantization:<12}{sizes}{row.kv_tokens:>12}   {'':<20}{counts}"
+    return f"{names}{sizes}{row.kv_tokens:>12}   {'':<20}{counts}"
 
 
 def _how(row: SchemePlan) -> str:

@@ -12,6 +12,8 @@ from ..errors import ConfigError
 DEVICES = ("auto", "cpu", "cuda", "rocm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4", "fp8")
+KV_CACHE_DTYPES = ("auto", "fp8", "int8")
+_CHOICES = ("device", "dtype", "quantization", "kv_cache_dtype")
 # A field's annotation -> the types that it takes, in Python and in words. bool is an int to Python, never here.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "str": ((str,), "a text"),
@@ -29,6 +31,7 @@ class EngineConfig:
     ``quantize``                ``METHOD:BITS:GROUP`` to quantize a plain checkpoint first (cached), or None.
     ``quantization``            int8, int4 or fp8: round a plain checkpoint's weights while they load, or None.
     ``max_model_len``           longest prompt plus output in tokens; None: what the model's config says.
+    ``kv_cache_dtype``          auto (that of activations), fp8 or int8: how keys and values are stored.
     ``kv_cache_bytes``          size of the KV pool in bytes; None: ``memory_fraction`` of what is really free.
     ``max_num_batched_tokens``  token budget of one step.
     ``max_num_seqs``            rows of the persistent batch: requests computed at once.
@@ -43,6 +46,7 @@ class EngineConfig:
     quantization: str | None = None
     max_model_len: int | None = None
     block_size: int = 16
+    kv_cache_dtype: str = "auto"
     kv_cache_bytes: int | None = None
     memory_fraction: float = 0.9
     max_num_seqs: int = 64
@@ -68,8 +72,8 @@ class EngineConfig:
             kind, _, optional = str(field.type).partition(" | ")
             types, words = _KINDS[kind]
             right = isinstance(value, types) and (kind == "bool" or not isinstance(value, bool))
-            if field.name in ("device", "dtype", "quantization") or right or (optional and value is None):
-                continue  # the first three have a fixed choice, which says more than a type
+            if field.name in _CHOICES or right or (optional and value is None):
+                continue  # the first ones have a fixed choice, which says more than a type
             raise ConfigError(f"{field.name} is {value!r}; it must be {words}{' or None' if optional else ''}")
 
     def _check_values(self) -> None:
@@ -77,6 +81,10 @@ class EngineConfig:
             raise ConfigError(f"device is {self.device!r}; it must be one of {', '.join(DEVICES)}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ConfigError(
+                f"kv_cache_dtype is {self.kv_cache_dtype!r}; it must be one of {', '.join(KV_CACHE_DTYPES)}"
+            )
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             raise ConfigError(f"quantization is {self.quantization!r}; it must be one of {', '.join(QUANTIZATIONS)}")
         if self.quantization is not None and self.quantize is not None:

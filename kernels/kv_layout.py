@@ -88,13 +88,14 @@ def allocate_kv_cache(
     if not is_scaled_dtype(dtype):
         return KVCache(key, value)
     if static_scales is not None:
-        scales = [scale.to(device, torch.float32).expand(shape) for scale in static_scales]
-        return KVCache(key, value, *scales, static_scales=True)
+        key_scale, value_scale = (scale.to(device, torch.float32).expand(shape) for scale in static_scales)
+        return KVCache(key, value, key_scale, value_scale, static_scales=True)
     if on_cpu:
-        scales = [torch.empty((num_blocks, num_kv_heads, block_size)).transpose(1, 2) for _ in range(2)]
+        order = num_blocks, num_kv_heads, block_size
+        key_scale, value_scale = (torch.empty(order).transpose(1, 2) for _ in range(2))
     else:
-        scales = [torch.empty(shape, device=device) for _ in range(2)]
-    return KVCache(key, value, *scales)
+        key_scale, value_scale = (torch.empty(shape, device=device) for _ in range(2))
+    return KVCache(key, value, key_scale, value_scale)
 
 
 def kv_block_bytes(

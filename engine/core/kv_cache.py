@@ -9,6 +9,7 @@ import torch
 
 from ...errors import ConfigError
 from ...kernels.kv_layout import KVCache, allocate_kv_cache, kv_block_bytes
+from ...kernels.problems import dtype_name
 from ...log import get_logger
 from ...platforms import Platform
 from ..config import EngineConfig
@@ -43,7 +44,7 @@ def plan_kv_cache(config: EngineConfig, model: Model, platform: Platform) -> KVP
     ``max_model_len``, so that any prompt that is admitted can also be answered.
     """
     max_model_len = wanted_model_len(config, model)
-    size, block_bytes = config.block_size, model_block_bytes(config, model)
+    size, block_bytes = config.block_size, model_block_bytes(config.block_size, model)
     free = platform.memory().free
     budget = kv_budget(config, model, free, platform.spec.device_type)
     num_blocks = min(budget // block_bytes, useful_blocks(config, model))
@@ -68,21 +69,30 @@ def plan_kv_cache(config: EngineConfig, model: Model, platform: Platform) -> KVP
             max_model_len,
             num_blocks * size,
         )
-    logger.info("KV cache: %d blocks of %d tokens, %.2f GiB", num_blocks, size, num_blocks * block_bytes / _GIB)
+    total = num_blocks * block_bytes / _GIB
+    logger.info("KV cache: %d blocks of %d tokens in %s, %.2f GiB", num_blocks, size, dtype_name(model.kv_dtype), total)
     return KVPlan(num_blocks=num_blocks, block_size=size, max_model_len=min(max_model_len, num_blocks * size))
 
 
 def allocate_kv_caches(plan: KVPlan, model: Model, device: torch.device) -> list[KVCache]:
-    """The cache of each layer."""
-    return [
-        allocate_kv_cache(plan.num_blocks, plan.block_size, model.kv_heads, model.head_size, model.dtype, device)
-        for _ in range(model.num_layers)
-    ]
+    """The cache of each layer. CheckpointError where calibrated scales do not fit the heads."""
+    shape = (plan.num_blocks, plan.block_size, model.kv_heads, model.head_size, model.kv_dtype, device)
+    caches = []
+    for layer in range(model.num_layers):
+        scales = model.kv_scales.get(layer)
+        given = None if scales is None else scales.tensors(model.kv_dtype, model.kv_heads, layer)
+        caches.append(allocate_kv_cache(*shape, static_scales=given))
+    return caches
 
 
-def model_block_bytes(config: EngineConfig, model: Model) -> int:
-    """Bytes of one block in all layers."""
-    return model.num_layers * kv_block_bytes(config.block_size, model.kv_heads, model.head_size, model.dtype)
+def model_block_bytes(block_size: int, model: Model) -> int:
+    """Bytes of one block of ``block_size`` tokens in all layers."""
+    static = [layer in model.kv_scales for layer in range(model.num_layers)]
+    sizes = {
+        given: kv_block_bytes(block_size, model.kv_heads, model.head_size, model.kv_dtype, static_scales=given)
+        for given in set(static)
+    }
+    return sum(sizes[given] for given in static)
 
 
 def workspace_bytes(config: EngineConfig, model: Model) -> int:

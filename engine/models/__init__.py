@@ -12,7 +12,9 @@ from ...kernels.kernel_set import KernelSet
 from ...log import get_logger
 from ...platforms.interface import Platform
 from ...quant.at_load import load_format
+from ...quant.kv_scales import calibrated_for, describe_kv_scales, scaled_layers, why_unused
 from ..config import EngineConfig
+from ..kv_cache_type import kv_cache_type
 from ..model_config import load_model_config
 from ..sources.model_files import ModelFiles
 from ..weights import open_checkpoint
@@ -43,15 +45,25 @@ def load_model(
     dtype = _compute_dtype(config.dtype, model_config.dtype, platform)
     checkpoint = open_checkpoint(files, allow_pickle=config.allow_pickle)
     quant_format = load_format(model_config.quantization, config.quantization)
-    survey_checkpoint(model_config, checkpoint, quant_format, kernels.fresh(), dtype, config.block_size)
+    kv_cache = kv_cache_type(config.kv_cache_dtype, dtype, platform.spec, model_config.quantization)
+    survey_checkpoint(model_config, checkpoint, quant_format, kernels.fresh(), dtype, config.block_size, kv_cache)
     start = time.perf_counter()
-    loader = Loader(checkpoint, quant_format, kernels, dtype, platform.device)
+    loader = Loader(checkpoint, quant_format, kernels, dtype, platform.device, kv_cache)
     num_positions = config.max_model_len or model_config.max_position_embeddings
     model = Decoder(model_config, loader, block_size=config.block_size, num_positions=num_positions, progress=progress)
     platform.synchronize()
     _log_speed(checkpoint, time.perf_counter() - start)
     loader.finish(model_config.num_layers)
+    _log_scales(checkpoint, loader, config.kv_cache_dtype, calibrated_for(model_config.quantization))
     return model
+
+
+def _log_scales(checkpoint: Checkpoint, loader: Loader, option: str, made_for: str) -> None:
+    """What becomes of the checkpoint's scales for the KV cache, if it has any."""
+    if loader.kv_scales:
+        logger.info("KV cache in %s, with %s", option, describe_kv_scales(loader.kv_scales))
+    elif layers := scaled_layers(checkpoint):
+        logger.info("%s", why_unused(len(layers), made_for, option))
 
 
 def _log_speed(checkpoint: Checkpoint, seconds: float) -> None:

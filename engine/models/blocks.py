@@ -37,7 +37,7 @@ def attention(config: ModelConfig, index: int, block_size: int, rope: RotaryEmbe
         head_size=size,
         block_size=block_size,
         dtype=loader.dtype,
-        kv_dtype=loader.dtype,
+        kv_dtype=loader.kv_cache.dtype,
         sliding_window=config.layer_windows[index],
         soft_cap=config.attention_soft_cap,
     )

@@ -94,6 +94,7 @@ class Decoder:
         self._head = Head(head, config.logit_soft_cap)
         self.weight_bytes = loader.weight_bytes
         self.memory_bytes = loader.memory_bytes
+        self.kv_dtype = loader.kv_cache.dtype
         self.kv_scales = loader.kv_scales
 
     @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -9,11 +10,16 @@ from torch import Tensor
 
 from ...kernels.attention_batch import AttentionBatch
 from ...kernels.kv_layout import KVCache
+from ...quant.kv_scales import KVScales
 from ..model_config import ModelConfig
 
 
 class Model(Protocol):
-    """A decoder ready to compute. ``weight_bytes`` is the size of its parameters."""
+    """A decoder ready to compute. ``weight_bytes`` is the size of its parameters.
+
+    ``kv_dtype`` is what its caches hold; in 8 bits, layers in ``kv_scales`` have calibrated scales, others a scale per
+    token and head.
+    """
 
     config: ModelConfig
     dtype: torch.dtype
@@ -21,6 +27,8 @@ class Model(Protocol):
     head_size: int
     num_layers: int
     weight_bytes: int
+    kv_dtype: torch.dtype
+    kv_scales: Mapping[int, KVScales]
 
     def forward(self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], batch: AttentionBatch) -> Tensor:
         """Hidden states [T,K] after the final norm, of the tokens ``input_ids`` at ``positions`` (both int64 [T]).

@@ -9,6 +9,7 @@ import torch
 from ...kernels.kernel_set import KernelSet
 from ...quant.at_load import load_format
 from ...quant.formats import Format
+from ..kv_cache_type import KVCacheType, kv_cache_type
 from ..model_config import ModelConfig, load_model_config
 from ..sources.model_files import ModelFiles
 from ..weights import open_checkpoint
@@ -28,15 +29,22 @@ class Survey:
 
 
 def survey_model(
-    files: ModelFiles, kernels: KernelSet, dtype: torch.dtype, *, block_size: int, quantization: str | None = None
+    files: ModelFiles,
+    kernels: KernelSet,
+    dtype: torch.dtype,
+    *,
+    block_size: int,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> Survey:
     """Survey a model for a device. Raises what loading it would: CheckpointError, ConfigError, UnsupportedError.
 
-    ``quantization`` is what would be done at load: int8, int4 or fp8.
+    ``quantization`` is what would be done at load: int8, int4 or fp8; ``kv_cache_dtype`` auto, fp8 or int8.
     """
     config = load_model_config(files)
     quant_format = load_format(config.quantization, quantization)
-    return survey_checkpoint(config, open_checkpoint(files), quant_format, kernels, dtype, block_size)
+    kv_cache = kv_cache_type(kv_cache_dtype, dtype, kernels.spec, config.quantization)
+    return survey_checkpoint(config, open_checkpoint(files), quant_format, kernels, dtype, block_size, kv_cache)
 
 
 def survey_checkpoint(
@@ -46,9 +54,10 @@ def survey_checkpoint(
     kernels: KernelSet,
     dtype: torch.dtype,
     block_size: int,
+    kv_cache: KVCacheType,
 ) -> Survey:
     """Survey an open checkpoint, none of whose tensors counts as taken; ``kernels`` remembers the choices."""
     check_servable(checkpoint, quant_format, kernels, dtype)
-    loader = HeaderLoader(checkpoint, quant_format, kernels, dtype)
+    loader = HeaderLoader(checkpoint, quant_format, kernels, dtype, kv_cache)
     model = Decoder(config, loader, block_size=block_size, num_positions=1)
     return Survey(model=model, format_name=quant_format.name, kernels=kernels.report())

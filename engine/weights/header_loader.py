@@ -15,7 +15,9 @@ from ...quant.at_load import AtLoadFormat
 from ...quant.footprint import StoredLinear, merge_stored
 from ...quant.formats import Format
 from ...quant.formats.names import stored_module
+from ...quant.kv_scales import KVScales, scaled_layers
 from ...quant.scheme import Dense, MicroScaled, Scheme, WeightOnly
+from ..kv_cache_type import KVCacheType
 from ..layers.embedding import Embedding
 from ..layers.linear import Linear
 from ..layers.moe import ExpertLinear
@@ -30,13 +32,23 @@ SCALE_PARTS = ("scales", "weight_scale", "weight_scale_inv")
 class HeaderLoader(Loader):
     """The same layers, checks, counts and choices of kernels as ``Loader``'s, from headers alone.
 
-    Its layers cannot compute. Where values decide, the headers are believed: a GPTQ checkpoint whose zeros all turn out
-    to be the middle one takes less than is counted here.
+    Its layers cannot compute, and scales of a KV cache are unknown numbers. Where values decide, the headers are
+    believed: a GPTQ checkpoint whose zeros all turn out to be the middle one takes less than is counted here.
     """
 
-    def __init__(self, checkpoint: Checkpoint, quant_format: Format, kernels: KernelSet, dtype: torch.dtype) -> None:
-        super().__init__(checkpoint, quant_format, kernels, dtype, torch.device("meta"), read_scales=False)
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        quant_format: Format,
+        kernels: KernelSet,
+        dtype: torch.dtype,
+        kv_cache: KVCacheType | None = None,
+    ) -> None:
+        super().__init__(checkpoint, quant_format, kernels, dtype, torch.device("meta"), kv_cache)
         self._quantized = set(quant_format.quantized_modules(checkpoint))
+
+    def _read_kv_scales(self) -> dict[int, KVScales]:
+        return {layer: KVScales() for layer in scaled_layers(self.checkpoint)}
 
     def linear(self, out_features: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
         stored = []

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from ...errors import CheckpointError
 from ...log import get_logger
+from ...quant.kv_scales import is_kv_scale
 from .checkpoint import Checkpoint
 
 logger = get_logger(__name__)
@@ -31,7 +32,7 @@ def refuse_unexpected(checkpoint: Checkpoint, num_layers: int, parts: Collection
     harmless, unexpected = [], []
     files = {checkpoint.location(name) for name in checkpoint.taken if checkpoint.has(name)}
     for name in checkpoint.unused():
-        if _DERIVED.search(name):
+        if _DERIVED.search(name) or is_kv_scale(name):  # whether those are used is said elsewhere
             continue
         layer = _LAYER.match(name)
         is_extra = layer is not None and int(layer[1]) >= num_layers

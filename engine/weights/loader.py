@@ -20,8 +20,9 @@ from ...quant.canonical import CanonicalWeight, DenseWeight
 from ...quant.formats import Format
 from ...quant.formats.dtypes import is_plain
 from ...quant.formats.names import stored_module
-from ...quant.kv_scales import describe_kv_scales, read_kv_scales
+from ...quant.kv_scales import KVScales, read_kv_scales
 from ...quant.scheme import Dense
+from ..kv_cache_type import KVCacheType
 from ..layers.embedding import Embedding
 from ..layers.linear import Linear, LinearPart, linear_part, prepare_part
 from ..layers.moe import ExpertLinear, ExpertPart, prepare_experts
@@ -37,7 +38,8 @@ logger = get_logger(__name__)
 class Loader:
     """Builds layers on ``device`` in ``dtype``, with the kernels that suit each weight's scheme.
 
-    ``kv_scales`` are the checkpoint's scales for a quantized KV cache, by layer. ``weight_bytes`` counts each parameter
+    ``kv_cache`` (None: as activations) is what keys and values are stored as, and ``kv_scales`` are the checkpoint's
+    scales for it, by layer; none where they were made for another type. ``weight_bytes`` counts each parameter
     once, as stored in the canonical layout; ``memory_bytes`` what kernels keep of them, expanded or copied.
     """
 
@@ -48,8 +50,7 @@ class Loader:
         kernels: KernelSet,
         dtype: torch.dtype,
         device: torch.device,
-        *,
-        read_scales: bool = True,
+        kv_cache: KVCacheType | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.kernels = kernels
@@ -57,9 +58,13 @@ class Loader:
         self.device = device
         self.weight_bytes = 0
         self.memory_bytes = 0
-        self.kv_scales = read_kv_scales(checkpoint) if read_scales else {}
+        self.kv_cache = kv_cache or KVCacheType(dtype)
+        self.kv_scales = self._read_kv_scales() if self.kv_cache.calibrated else {}
         self._format = quant_format
         self._filled: set[str] = set()
+
+    def _read_kv_scales(self) -> dict[int, KVScales]:
+        return read_kv_scales(self.checkpoint)
 
     def linear(self, out_features: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
         """One layer of the named modules stacked along N; ``out_features`` gives N of each.
@@ -115,8 +120,6 @@ class Loader:
 
     def finish(self, num_layers: int) -> list[str]:
         """CheckpointError names a tensor that no layer asked for; returned are those that are known to be harmless."""
-        if self.kv_scales:
-            logger.info("%s", describe_kv_scales(self.kv_scales))
         modules = (stored_module(self.checkpoint, name) for name in self._filled)
         return refuse_unexpected(
             self.checkpoint, num_layers, {part for module in modules for part in self._format.tensor_names(module)}

@@ -22,7 +22,14 @@ CONFIG = SimpleNamespace(
     tie_word_embeddings=True,
 )
 MODEL = SimpleNamespace(
-    config=CONFIG, dtype=torch.float32, num_layers=30, kv_heads=3, head_size=64, weight_bytes=134_515_008 * 4
+    config=CONFIG,
+    dtype=torch.float32,
+    kv_dtype=torch.float32,
+    kv_scales={},
+    num_layers=30,
+    kv_heads=3,
+    head_size=64,
+    weight_bytes=134_515_008 * 4,
 )
 
 

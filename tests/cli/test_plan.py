@@ -13,7 +13,18 @@ from twofold import cli
 def test_table(tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["plan", str(tiny_model("llama")), "--arch", "gfx942", "--memory", "192GiB"]) == 0
     text = capsys.readouterr().out
-    for words in ("gfx942, 192.00 GiB", "as stored", "int8", "int4", "fp8", "per token", "triton (native)", "512"):
+    for words in (
+        "gfx942, 192.00 GiB",
+        "as stored",
+        "int8",
+        "int4",
+        "fp8",
+        "per token",
+        "triton (native)",
+        "512",
+        "KV cache fp8",
+        "float8_e4m3fnuz",
+    ):
         assert words in text
 
 
@@ -22,9 +33,17 @@ def test_json(tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture) ->
     assert cli.main(["plan", str(tiny_model("qwen3")), *options, "--quantization", "int4"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["dtype"] == "float16" and plan["free_bytes"] == 1 << 30
-    (row,) = plan["plans"]
-    assert row["quantization"] == "int4" and set(row["requests"]) == {"100", "200"}
-    assert row["requests"]["100"] > row["requests"]["200"] > 0
+    assert [row["kv_cache_dtype"] for row in plan["plans"]] == ["auto", "fp8", "int8"]
+    for row in plan["plans"]:
+        assert row["quantization"] == "int4" and set(row["requests"]) == {"100", "200"}
+        assert row["requests"]["100"] > row["requests"]["200"] > 0
+    plain, *others = (row["kv_tokens"] for row in plan["plans"])
+    assert all(plain < tokens < 2 * plain for tokens in others)  # 32 features and a scale against 32 halves
+    assert (
+        cli.main(["plan", str(tiny_model("qwen3")), *options, "--quantization", "int4", "--kv-cache-dtype", "int8"])
+        == 0
+    )
+    assert [row["kv_dtype"] for row in json.loads(capsys.readouterr().out)["plans"]] == ["int8"]
 
 
 def test_what_does_not_fit_and_what_is_not_served(

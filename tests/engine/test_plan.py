@@ -11,7 +11,7 @@ import torch
 from gpu_specs import gpu_spec
 from real_checkpoints import CHECKPOINTS
 from smollm2 import smollm2_files
-from twofold.engine.config import QUANTIZATIONS, EngineConfig
+from twofold.engine.config import KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from twofold.engine.core.engine_core import EngineCore
 from twofold.engine.core.kv_cache import allocate_kv_caches, plan_kv_cache
 from twofold.engine.models import load_model
@@ -54,8 +54,8 @@ def plan_of(files: ModelFiles, free: int = 1 << 30, arch: str | None = None, **o
     return make_plan(files, EngineConfig(model=files.name, **options), target)  # type: ignore[arg-type]
 
 
-def row_of(plan: ModelPlan, quantization: str = AS_STORED) -> SchemePlan:
-    return next(row for row in plan.plans if row.quantization == quantization)
+def row_of(plan: ModelPlan, quantization: str = AS_STORED, kv_cache_dtype: str = "auto") -> SchemePlan:
+    return next(row for row in plan.plans if (row.quantization, row.kv_cache_dtype) == (quantization, kv_cache_dtype))
 
 
 def check_against_loading(files: ModelFiles, quantization: str | None = None) -> None:
@@ -86,15 +86,20 @@ def test_checkpoints_of_other_tools(name: str) -> None:
         pytest.skip("the shared checkpoints are not here")
     files = resolve_model(str(CHECKPOINTS / name))
     check_against_loading(files)
-    assert [row.quantization for row in plan_of(files).plans] == [AS_STORED]
+    rows = [(row.quantization, row.kv_cache_dtype) for row in plan_of(files).plans]
+    assert rows == [(AS_STORED, kind) for kind in KV_CACHE_DTYPES]
 
 
 def test_smollm2() -> None:
     check_against_loading(smollm2_files())
     plan = plan_of(smollm2_files(), 8 << 30, "gfx942")
-    # 134,515,008 parameters; 2 x 30 layers x 3 heads x 64 features x 2 bytes.
-    assert row_of(plan).weight_bytes == 134_515_008 * 2 and plan.kv_bytes_per_token == 23040
-    assert plan.dtype == plan.kv_dtype == "bfloat16" and plan.max_model_len == 8192
+    # 134,515,008 parameters; 2 x 30 layers x 3 heads x 64 features x 2 bytes; in 8 bits 64 + 4 bytes a head.
+    assert row_of(plan).weight_bytes == 134_515_008 * 2 and row_of(plan).kv_bytes_per_token == 23040
+    assert plan.dtype == row_of(plan).kv_dtype == "bfloat16" and plan.max_model_len == 8192
+    for kind, dtype in (("int8", "int8"), ("fp8", "float8_e4m3fnuz")):
+        row = row_of(plan, kv_cache_dtype=kind)
+        assert row.kv_bytes_per_token == 2 * 30 * 3 * 68 and row.kv_dtype == dtype
+        assert row.kv_tokens // 16 == row_of(plan).kv_tokens // 16 * 23040 // 12240
 
 
 class _Fixed:
@@ -108,19 +113,26 @@ class _Fixed:
 
 
 @pytest.mark.parametrize("free", [12 << 20, 200 << 20])
-def test_cache_is_the_one_that_the_engine_allocates(tiny_model: TinyModel, free: int) -> None:
-    files, platform = resolve_model(str(tiny_model("llama"))), select_platform("cpu")
-    options = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 8}
+@pytest.mark.parametrize("kind", KV_CACHE_DTYPES)
+@pytest.mark.parametrize("name", ["llama", "llmcompressor-kvonly-llama-tied"])
+def test_cache_is_the_one_that_the_engine_allocates(tiny_model: TinyModel, name: str, kind: str, free: int) -> None:
+    if name != "llama" and not (CHECKPOINTS / name).is_dir():
+        pytest.skip("the shared checkpoints are not here")
+    files = resolve_model(str(CHECKPOINTS / name if name != "llama" else tiny_model(name)))
+    platform = select_platform("cpu")
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 8, "kv_cache_dtype": kind}
     plan = plan_of(files, free, **options)
     config = EngineConfig(model=files.name, **options)
     model = load_model(files, config, platform, KernelSet(platform.spec))
     pool = plan_kv_cache(config, model, _Fixed(platform, free - model.memory_bytes))  # type: ignore[arg-type]
-    assert row_of(plan).num_blocks == pool.num_blocks
+    row = row_of(plan, kv_cache_dtype=kind)
+    assert {row.kv_cache_dtype for row in plan.plans} == ({*KV_CACHE_DTYPES} if kind == "auto" else {kind})
+    assert row.num_blocks == pool.num_blocks
     caches = allocate_kv_caches(pool, model, platform.device)
     allocated = sum(tensor.nbytes for cache in caches for tensor in cache.tensors)
-    assert allocated == plan.kv_bytes_per_token * pool.num_blocks * pool.block_size
-    for length, count in row_of(plan).requests.items():
-        assert count == row_of(plan).kv_tokens // 8 // -(-length // 8)
+    assert allocated == row.kv_bytes_per_token * pool.num_blocks * pool.block_size
+    for length, count in row.requests.items():
+        assert count == row.kv_tokens // 8 // -(-length // 8)
 
 
 def test_a_core_with_that_much_cache_takes_that_many_requests(tiny_model: TinyModel) -> None:

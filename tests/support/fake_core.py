@@ -23,6 +23,7 @@ from twofold.kernels import reference
 from twofold.kernels.attention_batch import AttentionBatch
 from twofold.kernels.kv_layout import KVCache
 from twofold.platforms.cpu import CpuPlatform
+from twofold.quant.kv_scales import KVScales
 
 NUM_STATES = 997
 VOCAB_SIZE = 64
@@ -49,7 +50,8 @@ class FakeModel:
             layer_windows=(None,),
             eos_token_ids=frozenset({EOS}),
         )
-        self.dtype = torch.float32
+        self.dtype = self.kv_dtype = torch.float32
+        self.kv_scales: dict[int, KVScales] = {}
         self.num_layers = self.kv_heads = self.head_size = 1
         self.weight_bytes = 0
         generator = torch.Generator().manual_seed(1)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 from twofold.engine.config import EngineConfig
+from twofold.engine.core.kv_cache import KVPlan, allocate_kv_caches
 from twofold.engine.models import Model, load_model
 from twofold.engine.sources import resolve_model
 from twofold.kernels.attention_batch import AttentionBatch
 from twofold.kernels.kernel_set import KernelSet
-from twofold.kernels.kv_layout import allocate_kv_cache
 from twofold.platforms import select_platform
 
 
@@ -31,13 +31,11 @@ class PagedRunner:
         self._free = random.Random(seed).sample(range(num_blocks), num_blocks)
         self._tables: dict[str, list[int]] = {}
         self._lengths: dict[str, int] = {}
-        self.caches = [
-            allocate_kv_cache(num_blocks, block_size, model.kv_heads, model.head_size, model.dtype, "cpu")
-            for _ in range(model.num_layers)
-        ]
+        plan = KVPlan(num_blocks=num_blocks, block_size=block_size, max_model_len=block_size)
+        self.caches = allocate_kv_caches(plan, model, torch.device("cpu"))
         for cache in self.caches:  # whatever lies in unwritten slots must not matter
-            cache.key.fill_(float("nan"))
-            cache.value.fill_(float("nan"))
+            for part in cache.tensors:
+                part.fill_(float("nan") if part.is_floating_point() else 127)
 
     def step(self, work: dict[str, list[int]]) -> dict[str, torch.Tensor]:
         """Compute the given new tokens of each sequence in one batch; logits float32 [tokens, V] per sequence."""

@@ -55,7 +55,7 @@ class LinearStack:
         if self._assembly is not None:
             return outline, self._assembly.finish()
         assert self._matrix is not None, "a matrix has parts"
-        weight = to_device(dataclasses.replace(outline, **{_BIG[type(outline)]: self._matrix}), self._device)
+        weight = to_device(_with_big(outline, self._matrix), self._device)
         candidate = self._select(outline)
         assert candidate.prepare is not None, f"linear candidate {candidate.name} has no prepare"
         return outline, candidate.prepare(weight, self._dtype)
@@ -85,7 +85,7 @@ def outline_of(weight: CanonicalWeight, dtype: torch.dtype) -> CanonicalWeight:
     tensor = _big(weight)
     kept = dtype if isinstance(weight, DenseWeight) else tensor.dtype
     hollow = torch.empty(tensor.shape, dtype=kept, device="meta")
-    return dataclasses.replace(weight, **{_BIG[type(weight)]: hollow})
+    return _with_big(weight, hollow)
 
 
 def to_device(weight: CanonicalWeight, device: torch.device) -> CanonicalWeight:
@@ -93,6 +93,10 @@ def to_device(weight: CanonicalWeight, device: torch.device) -> CanonicalWeight:
     values = {field.name: getattr(weight, field.name) for field in dataclasses.fields(weight)}
     moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
     return dataclasses.replace(weight, **moved)  # type: ignore[arg-type]
+
+
+def _with_big(weight: CanonicalWeight, tensor: Tensor) -> CanonicalWeight:
+    return dataclasses.replace(weight, **{_BIG[type(weight)]: tensor})  # type: ignore[arg-type]
 
 
 def _big(weight: CanonicalWeight) -> Tensor:

@@ -33,7 +33,7 @@ def auto_round_format(raw: Mapping[str, Any]) -> Format:
     shared = {key: raw[key] for key in ("bits", "group_size", "sym") if key in raw}
     if "awq" in packing:
         return AWQFormat({**shared, "zero_point": not raw.get("sym", False), "modules_to_not_convert": plain})
-    rules = {f"-:{_exactly(name)}": {} for name in plain}
+    rules: dict[str, Any] = {f"-:{_exactly(name)}": {} for name in plain}
     rules |= {f"+:{_exactly(name)}": dict(options) for name, options in layers.items() if name not in plain}
     return GPTQFormat({**shared, "checkpoint_format": "gptq", "dynamic": rules, "lm_head": "lm_head" in layers})
 

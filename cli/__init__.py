@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": "serve a model over an OpenAI-compatible HTTP API",
     "chat": "talk to a model in the terminal",
     "quantize": "write a quantized checkpoint of a model",
+    "eval": "measure a model's perplexity, and its distance from another",
     "pull": "fetch a model into the cache, or list the catalogue",
     "bench": "measure latency, throughput, kernels, or a running server",
     "tune": "measure the kernels' launch settings on this GPU",

@@ -1,4 +1,4 @@
-"""Progress over decoder layers, on the error stream: a bar in a terminal, plain lines elsewhere."""
+"""Progress over decoder layers or the like, on the error stream: a bar in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 @contextmanager
-def layer_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+def layer_progress(title: str, unit: str = "layers") -> Iterator[Callable[[int, int], None]]:
     """Yields ``progress(done, total)``; nothing is shown before its first call.
 
     Where the stream is not a terminal, a line tells the start, the end, and where it is every few seconds.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Lines(title)
+        yield _Lines(title, unit)
         return
     with ExitStack() as stack:
-        yield _Bar(title, console, stack)
+        yield _Bar(title, unit, console, stack)
 
 
 class _Bar:
-    def __init__(self, title: str, console: Console, stack: ExitStack) -> None:
+    def __init__(self, title: str, unit: str, console: Console, stack: ExitStack) -> None:
         self._title = title
+        self._unit = unit
         self._console = console
         self._stack = stack
         self._bar: Progress | None = None
 
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None:
-            layers = (MofNCompleteColumn(), TextColumn("layers"), TimeElapsedColumn(), TimeRemainingColumn())
+            layers = (MofNCompleteColumn(), TextColumn(self._unit), TimeElapsedColumn(), TimeRemainingColumn())
             bar = Progress(TextColumn("{task.description}"), BarColumn(), *layers, console=self._console)
             self._bar = self._stack.enter_context(bar)
             self._bar.add_task(self._title, total=total)
@@ -44,8 +45,9 @@ class _Bar:
 
 
 class _Lines:
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, unit: str) -> None:
         self._title = title
+        self._unit = unit
         self._started = time.monotonic()
         self._last: float | None = None
         self._shown = -1
@@ -56,4 +58,4 @@ class _Lines:
         if done == self._shown or not (due or done == total):
             return
         self._last, self._shown = now, done
-        print(f"{self._title}: {done}/{total} layers, {now - self._started:.0f} s", file=sys.stderr, flush=True)
+        print(f"{self._title}: {done}/{total} {self._unit}, {now - self._started:.0f} s", file=sys.stderr, flush=True)

@@ -1,0 +1,183 @@
+"""How well a model predicts text, and how far it strays from another one on it."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engine.config import EngineConfig
+from ..engine.llm import LLM
+from ..errors import ConfigError
+from .calibration.texts import EVALUATION_SAMPLE, sample_path, text_windows
+
+# (windows done, windows in all)
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSpec:
+    """``num_windows`` windows of ``length`` tokens of ``source`` (text or JSON lines), spread over it evenly.
+
+    None is a sample that comes with Twofold: a part of the Jargon File that the calibration sample does not hold.
+    """
+
+    source: Path | None = None
+    num_windows: int = 8
+    length: int = 512
+
+    def __post_init__(self) -> None:
+        if self.num_windows < 1 or self.length < 2:
+            raise ConfigError(
+                f"evaluation: {self.num_windows} windows of {self.length} tokens; at least 1 of 2 tokens is needed"
+            )
+        if self.source is not None and not self.source.is_file():
+            raise ConfigError(f"evaluation file {self.source} does not exist; give a text or .jsonl file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Figures over all windows.
+
+    ``perplexity`` of each token after the first of its window. Against a reference: ``divergence`` is the mean of
+    KL(reference || model) in nats a token, ``same_top`` the share of positions with the same most probable token.
+    """
+
+    num_tokens: int
+    perplexity: float
+    reference_perplexity: float | None = None
+    divergence: float | None = None
+    same_top: float | None = None
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The figures as lines of name and value."""
+        rows = [("tokens", str(self.num_tokens)), ("perplexity", f"{self.perplexity:.4f}")]
+        if self.reference_perplexity is not None:
+            rows.append(("reference", f"{self.reference_perplexity:.4f}"))
+        if self.divergence is not None:
+            rows.append(("divergence", f"{self.divergence:.5f} nats a token"))
+        if self.same_top is not None:
+            rows.append(("same top token", f"{self.same_top:.2%}"))
+        return rows
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures for JSON."""
+        return asdict(self)
+
+
+def evaluate(
+    config: EngineConfig,
+    spec: EvaluationSpec | None = None,
+    *,
+    reference: EngineConfig | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Evaluate the model of ``config``; one model is in memory at a time, the reference's log-probabilities on disk.
+
+    ConfigError where the text is too short, or the two models do not share their vocabulary.
+    """
+    spec = spec or EvaluationSpec()
+    num_models = 1 if reference is None else 2
+    note = progress or (lambda done, total: None)
+    with tempfile.TemporaryDirectory() as folder:
+        expected: _Stored | None = None
+        if reference is not None:
+            with open_llm(reference) as llm:
+                windows = _windows(llm, spec)
+                expected = _Stored(Path(folder) / "logits", windows)
+                for index, window in enumerate(windows):
+                    expected.put(index, llm.logits(window.tolist()))
+                    note(index + 1, num_models * len(windows))
+        with open_llm(config) as llm:
+            windows = _windows(llm, spec)
+            sums = _Sums()
+            for index, window in enumerate(windows):
+                logits = llm.logits(window.tolist())
+                sums.add(window, logits, None if expected is None else expected.get(index, windows, logits.shape[1]))
+                note(index + 1 + (num_models - 1) * len(windows), num_models * len(windows))
+    return sums.result()
+
+
+def open_llm(config: EngineConfig) -> LLM:
+    """An LLM from a whole config."""
+    fields = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    return LLM(fields.pop("model"), **fields)
+
+
+def _windows(llm: LLM, spec: EvaluationSpec) -> Tensor:
+    length = min(spec.length, llm.info.max_model_len)
+    every = text_windows(llm.tokenizer, spec.source or sample_path(EVALUATION_SAMPLE), length)
+    count = min(spec.num_windows, len(every))
+    return every[torch.linspace(0, len(every) - 1, count).round().long()]
+
+
+class _Stored:
+    """Logits of all windows, float16, in a file: [windows, L, V]."""
+
+    def __init__(self, path: Path, windows: Tensor) -> None:
+        self._path = path
+        self._windows = windows
+        self._values: Tensor | None = None
+
+    def put(self, index: int, logits: Tensor) -> None:
+        if self._values is None:
+            shape = (*self._windows.shape, logits.shape[1])
+            values = torch.from_file(str(self._path), shared=True, size=math.prod(shape), dtype=torch.float16)
+            self._values = values.view(shape)
+        self._values[index] = logits
+
+    def get(self, index: int, windows: Tensor, vocab_size: int) -> Tensor:
+        """One window's logits, for a model that must have read the same windows and have as many."""
+        assert self._values is not None, "nothing was stored"
+        if self._values.shape[2] != vocab_size or not torch.equal(self._windows, windows):
+            raise ConfigError(
+                "the reference has another vocabulary or tokenizer; compare a model with the one it was made from"
+            )
+        return self._values[index].float()
+
+
+class _Sums:
+    def __init__(self) -> None:
+        self._num_predicted = self._num_positions = 0
+        self._loss = self._reference_loss = self._divergence = self._same = 0.0
+        self._compares = False
+
+    def add(self, window: Tensor, logits: Tensor, expected: Tensor | None) -> None:
+        scores = logits.cpu().log_softmax(-1)
+        self._loss += _loss(scores, window)
+        self._num_predicted += len(window) - 1
+        if expected is None:
+            return
+        self._compares = True
+        wanted = expected.log_softmax(-1)
+        self._reference_loss += _loss(wanted, window)
+        self._num_positions += len(window)
+        for ours, theirs in _chunks(scores, wanted):
+            self._divergence += float((theirs.exp() * (theirs - ours)).sum())
+            self._same += float((theirs.argmax(-1) == ours.argmax(-1)).sum())
+
+    def result(self) -> Evaluation:
+        perplexity = math.exp(self._loss / self._num_predicted)
+        if not self._compares:
+            return Evaluation(num_tokens=self._num_predicted, perplexity=perplexity)
+        return Evaluation(
+            num_tokens=self._num_predicted,
+            perplexity=perplexity,
+            reference_perplexity=math.exp(self._reference_loss / self._num_predicted),
+            divergence=self._divergence / self._num_positions,
+            same_top=self._same / self._num_positions,
+        )
+
+
+def _loss(scores: Tensor, window: Tensor) -> float:
+    return -float(scores[:-1].gather(1, window[1:, None]).double().sum())
+
+
+def _chunks(scores: Tensor, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    yield from zip(scores.split(64), wanted.split(64), strict=True)

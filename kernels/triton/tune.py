@@ -10,13 +10,15 @@ from typing import Any
 import torch
 
 from ...platforms.spec import DeviceSpec
-from ...quant.scheme import Activation, Element, Fp8, Int8, WeightOnly
+from ...quant.scheme import Activation, Dense, Element, Fp8, Int8, WeightOnly
 from ..registry import Registry
 from ..timing import Clock
 from ..workloads import Inputs, ModelShapes, Step, Workload
 from ..workloads.attention import attention_workload, random_cache
+from ..workloads.experts import expert_workload
 from ..workloads.linear import linear_workload
 from .candidates import register_triton_ops
+from .launch_experts import DENSE_EXPERTS
 from .launch_scaled import SCALED
 from .launch_table import ATTENTION, LINEAR, Crossover, Refused, crossover_rows, find_row
 from .tune_grids import attention_grid, linear_grid
@@ -79,12 +81,18 @@ def _scaled(key: Key, inputs: Inputs, model: ModelShapes) -> Workload:
     return linear_workload(inputs, scheme, (2 * model.intermediate, model.hidden), _num_rows(key))
 
 
+def _experts(key: Key, inputs: Inputs, model: ModelShapes) -> Workload:
+    """As many tokens as give each expert the rows of the key's class."""
+    return expert_workload(inputs, model, Dense(), _num_rows(key) * model.num_experts // model.top_k)
+
+
 def tables() -> tuple[Table, ...]:
     """Every table that can be tuned."""
     return (
         Table("attention", ATTENTION, attention_grid, _attention),
         Table("linear", LINEAR, linear_grid, _packed),
         Table("scaled", SCALED, linear_grid, _scaled),
+        Table("experts", DENSE_EXPERTS, linear_grid, _experts),
     )
 
 

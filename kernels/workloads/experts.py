@@ -22,7 +22,7 @@ def workloads(inputs: Inputs, model: ModelShapes, step: Step) -> Iterator[Worklo
     """Routing and the gate-up product of a layer, with the choices that routing could make."""
     yield _route(inputs, model, step)
     for scheme in (Dense(), WeightOnly(4, model.group_size)):
-        yield _experts(inputs, model, step, scheme)
+        yield expert_workload(inputs, model, scheme, step.num_tokens)
 
 
 def _route(inputs: Inputs, model: ModelShapes, step: Step) -> Workload:
@@ -41,11 +41,12 @@ def _route(inputs: Inputs, model: ModelShapes, step: Step) -> Workload:
     )
 
 
-def _experts(inputs: Inputs, model: ModelShapes, step: Step, scheme: Dense | WeightOnly) -> Workload:
+def expert_workload(inputs: Inputs, model: ModelShapes, scheme: Dense | WeightOnly, num_tokens: int) -> Workload:
+    """The gate-up product of every token with its ``top_k`` experts, chosen at random."""
     shape = (2 * model.intermediate, model.hidden)
     weights = [random_weight(inputs, scheme, shape) for _ in range(model.num_experts)]
-    x = inputs.randn(step.num_tokens, model.hidden)
-    ids = inputs.uniform(step.num_tokens, model.num_experts).topk(model.top_k, dim=1).indices.to(torch.int32)
+    x = inputs.randn(num_tokens, model.hidden)
+    ids = inputs.uniform(num_tokens, model.num_experts).topk(model.top_k, dim=1).indices.to(torch.int32)
     num_rows = ids.numel()
 
     def bind(candidate: Candidate) -> Call:
@@ -57,7 +58,7 @@ def _experts(inputs: Inputs, model: ModelShapes, step: Step, scheme: Dense | Wei
     results = num_rows * shape[0] * inputs.dtype.itemsize
     return Workload(
         op="expert_linear",
-        label=f"{scheme}, {step.num_tokens}x{shape[1]} -> {shape[0]}, {model.top_k} of {model.num_experts}",
+        label=f"{scheme}, {num_tokens}x{shape[1]} -> {shape[0]}, {model.top_k} of {model.num_experts}",
         problem=ExpertLinearProblem(
             scheme=scheme,
             num_experts=model.num_experts,

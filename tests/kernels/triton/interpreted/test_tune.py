@@ -68,6 +68,20 @@ def test_the_fastest_setting_of_the_packed_matmul_wins(monkeypatch: pytest.Monke
     assert "3 of 3 tried" in lines[0]
 
 
+@pytest.mark.parametrize("name", ["linear some 2", "scaled few 1", "experts few 2"])
+def test_workloads_read_the_rows_that_they_stand_for(name: str) -> None:
+    class Once:
+        def seconds(self, call: Callable[[], Any]) -> float:
+            call()
+            return 1.0
+
+    lines: list[str] = []
+    inputs = Inputs(torch.device("cpu"), torch.bfloat16, torch.float8_e4m3fn)
+    with assume_device("sm_90", 4):
+        assert Tuner(SPEC, inputs, MODELS["tiny"], Once(), lines.append).tune([job_with(name)]) == []
+    assert lines == [f"{name}: 1000000.0 -> 1000000.0 us, 0 of 0 tried"]
+
+
 def test_a_row_that_is_fastest_already_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = LaunchClock(monkeypatch, paged_attention, "paged_attention_kernel", lambda TILE, **_: TILE * 1e-6)
     found, _ = run(clock, job_with("attention decode 64 2", {"tile": 64}), monkeypatch)

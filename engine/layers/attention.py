@@ -31,6 +31,8 @@ class Attention:
         scale: float,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
+        sinks: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
     ) -> None:
         self._qkv = qkv
         self.input_format = qkv.input_format
@@ -40,8 +42,11 @@ class Attention:
         self._q_norm = q_norm
         self._k_norm = k_norm
         self._scale = scale
+        self._extras = {"sinks": sinks, "alibi_slopes": alibi_slopes} if problem.has_sinks or problem.has_alibi else {}
         self._attend = kernels.select("paged_attention", problem)
-        self._write_kv = kernels.select("write_kv", KVWriteProblem(dtype=problem.dtype, kv_dtype=problem.kv_dtype))
+        write = KVWriteProblem(dtype=problem.dtype, kv_dtype=problem.kv_dtype)
+        self._write_kv = kernels.select("write_kv", write)
+        self._rope_write = None if _norms_tokens(q_norm, problem) else kernels.select_fused("rope_write_kv", write)
         self._fused = None if q_norm or k_norm else kernels.select_fused("rope_write_attend", problem)
 
     def __call__(
@@ -55,12 +60,31 @@ class Attention:
             mixed = self._fused(self._qkv(x), *tables, kv_cache, batch, self._scale, window, shape.soft_cap)
             return self._output(mixed)
         q, k, v = self._qkv(x).view(-1, heads + 2 * kv_heads, size).split((heads, kv_heads, kv_heads), dim=1)
-        if self._q_norm is not None and self._k_norm is not None:
-            q, k = _norm_heads(q, self._q_norm), _norm_heads(k, self._k_norm)
+        q = self._rotate_and_write(q, k, v, rotation, kv_cache, batch)
+        mixed = self._attend(q, kv_cache, batch, self._scale, shape.sliding_window, shape.soft_cap, **self._extras)
+        return self._output(mixed.reshape(-1, heads * size))
+
+    def _rotate_and_write(
+        self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, kv_cache: KVCache, batch: AttentionBatch
+    ) -> Tensor:
+        """q [T,H,D] normalized and rotated; k, the same, and v are in the cache."""
+        q_norm, k_norm = self._q_norm, self._k_norm
+        if self._rope_write is not None:
+            norms = (
+                () if q_norm is None or k_norm is None else (q_norm.weight, k_norm.weight, q_norm.eps, q_norm.offset)
+            )
+            table = rotation.cos_sin, rotation.rows, False
+            return self._rope_write(q, k, v, *table, kv_cache, batch.slot_mapping, *norms)
+        if q_norm is not None and k_norm is not None:
+            q, k = _norm_heads(q, q_norm), _norm_heads(k, k_norm)
         q, k = self._rope(q, k, rotation)
         self._write_kv(k, v, kv_cache, batch.slot_mapping)
-        mixed = self._attend(q, kv_cache, batch, self._scale, shape.sliding_window, shape.soft_cap)
-        return self._output(mixed.reshape(-1, heads * size))
+        return q
+
+
+def _norms_tokens(norm: RMSNorm | None, problem: AttentionProblem) -> bool:
+    """Whether all heads of a token are normalized together, which no fused kernel does."""
+    return norm is not None and norm.weight.shape[0] != problem.head_size
 
 
 def _norm_heads(x: Tensor, norm: RMSNorm) -> Tensor:

@@ -106,9 +106,9 @@ def row_launch(arch: str, columns: int) -> RowLaunch:
     return RowLaunch(8192, 8 if wide else 16)
 
 
-def _head_class(head_size: int) -> int:
-    """64, 128, 256, or 576: multi-head latent attention, whose values are the keys' first 512 features."""
-    return 64 if head_size <= 64 else 128 if head_size <= 128 else 256 if head_size <= 256 else 576
+def head_class(head_size: int) -> int:
+    """64, 128 or 256, whichever holds a head."""
+    return 64 if head_size <= 64 else 128 if head_size <= 128 else 256
 
 
 _TOO_WIDE = Refused("heads of more than 128 spill: a lane of this architecture has 256 registers")
@@ -188,25 +188,14 @@ ATTENTION: dict[tuple[str, int, int], dict[str, AttentionLaunch | Refused]] = {
         "rdna3": AttentionLaunch(16, 16, 8, 1),
         "rdna4": AttentionLaunch(16, 16, 16, 1),
     },
-    ("decode", 576, 2): {DEFAULT: AttentionLaunch(16, 16, 4, 1)},
-    ("prefill", 576, 2): {DEFAULT: AttentionLaunch(16, 16, 4, 1)},
-    ("decode", 576, 4): {DEFAULT: AttentionLaunch(16, 16, 8, 1)},
-    ("prefill", 576, 4): {DEFAULT: AttentionLaunch(16, 16, 8, 1)},
     ("prefill", 256, 4): {DEFAULT: AttentionLaunch(16, 16, 4, 1), "rdna3": _TOO_WIDE, "rdna4": _TOO_WIDE},
 }
 
 
 def attention_row(arch: str, phase: str, head_size: int, element_size: int) -> AttentionLaunch | Refused:
     """The row for a phase: ``decode`` while the query rows of a request fit one matrix tile, else ``prefill``."""
-    key = phase, _head_class(head_size), element_size
+    key = phase, head_class(head_size), element_size
     return find_row("attention", ATTENTION[key], arch, key)
-
-
-def attention_launch(arch: str, phase: str, head_size: int, element_size: int) -> AttentionLaunch:
-    """``attention_row`` of a problem that the registry did not refuse."""
-    row = attention_row(arch, phase, head_size, element_size)
-    assert isinstance(row, AttentionLaunch), row.reason
-    return row
 
 
 # (row class, bytes per element of the activations) -> family -> row

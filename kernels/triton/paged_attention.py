@@ -30,7 +30,8 @@ from ..attention_batch import AttentionBatch
 from ..kv_layout import KVCache
 from .attention_splits import num_splits, reduce_splits, split_buffers
 from .attention_tiles import attend, locate, start_rows, tile_range
-from .launch_table import AttentionLaunch, attention_launch
+from .launch_attention import attention_launch
+from .launch_table import AttentionLaunch
 from .runtime import device_arch, num_cores
 
 LOG2_E = 1.4426950408889634
@@ -163,7 +164,9 @@ def paged_attention(
     num_kv_heads = cache.key.shape[2]
     group = query.shape[1] // num_kv_heads
     phase = "decode" if batch.max_query_len * group <= 16 else "prefill"
-    launch = attention_launch(device_arch(query.device), phase, query.shape[2], query.element_size())
+    size = max(query.shape[2], cache.value.shape[3])
+    arch = device_arch(query.device)
+    launch = attention_launch(arch, phase, size, query.element_size(), scaled=cache.is_scaled)
     heads = triton.cdiv(group, triton.cdiv(group, launch.block_m))
     splits = 1
     if batch.max_query_len <= launch.block_m // heads:

@@ -13,12 +13,12 @@ from ....platforms.arch_spec import spec_of_arch
 from ....platforms.fp8 import fp8_dtype
 from ....platforms.spec import Fp8Kind
 from .. import attention_splits, paged_attention
-from ..launch_table import AttentionLaunch, Refused, attention_row
+from ..launch_attention import LATENT_SIZES, attention_row
+from ..launch_table import AttentionLaunch, Refused
 from .case import CODE_NAMES, DTYPES, TYPE_NAMES, Case
 
 HEAD_SIZES = (64, 80, 128, 256)
 GROUP = 4
-LATENT = (576, 512)
 LATENT_GROUP = 128
 
 
@@ -82,7 +82,7 @@ def _latent_cases(arch: str) -> Iterator[Case]:
     kind = spec_of_arch(arch).fp8
     eight_bit = [torch.int8, *([] if kind is Fp8Kind.NONE else [fp8_dtype(kind)])]
     for phase in ("decode", "prefill"):
-        shape = _Shape(phase, *LATENT, LATENT_GROUP)
+        shape = _Shape(phase, *LATENT_SIZES, LATENT_GROUP)
         subset = phase == "decode"
         yield _case(arch, torch.bfloat16, shape, in_subset=subset)
         yield _case(arch, torch.float16, shape, in_subset=False)
@@ -102,12 +102,13 @@ def _case(
 ) -> Case:
     """``extras``: what else the kernel does; for decode then also a single token per request with split contexts."""
     name, cache = TYPE_NAMES[dtype], CODE_NAMES[kv_dtype or dtype]
-    launch = attention_row(arch, shape.phase, shape.head_size, dtype.itemsize)
+    scaled = kv_dtype is not None and kv_dtype.itemsize == 1
+    wider = max(shape.head_size, shape.value_size)
+    launch = attention_row(arch, shape.phase, wider, dtype.itemsize, scaled=scaled)
     size = f"D={shape.head_size}" + (f"/{shape.value_size}" if shape.value_size != shape.head_size else "")
     variant = f"{shape.phase} {size} {name}" + (f", cache {cache}" if kv_dtype else "") + f" {extras}".rstrip()
     if isinstance(launch, Refused):
         return Case(op="paged_attention", variant=variant, refused=launch.reason)
-    scaled = kv_dtype is not None and kv_dtype.itemsize == 1
     return Case(
         op="paged_attention",
         variant=variant,
@@ -131,7 +132,7 @@ def _types(name: str, cache: str, *, scaled: bool, split: bool) -> dict[str, str
 
 
 def _constants(launch: AttentionLaunch, shape: _Shape, extras: str, scaled: bool) -> dict[str, Any]:
-    decode, latent = shape.phase == "decode", (shape.head_size, shape.value_size) == LATENT
+    decode, latent = shape.phase == "decode", (shape.head_size, shape.value_size) == LATENT_SIZES
     ones = ("k_dim_stride", "v_dim_stride", *(("ks_slot_stride", "vs_slot_stride") if scaled else ()))
     return {
         **paged_attention.constants(launch, shape.group, shape.head_size, 16, shape.value_size, latent),

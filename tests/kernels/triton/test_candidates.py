@@ -51,11 +51,48 @@ def test_refusals_say_why() -> None:
     assert "no Triton kernel for float64" in refusal(gpu_spec("sm_90"), "rms_norm", PlainProblem(torch.float64))
     assert "sm_75 has no bfloat16 matrix" in refusal(gpu_spec("sm_75"), "linear", LINEAR)
     assert "head size 512" in refusal(gpu_spec("sm_90"), "paged_attention", replace(ATTENTION, head_size=512))
-    many = replace(ATTENTION, num_heads=71, num_kv_heads=1)
-    assert "71 query heads over 1 KV heads" in refusal(gpu_spec("sm_90"), "paged_attention", many)
+    uneven = replace(ATTENTION, num_heads=71)
+    assert "71 query heads do not share 8" in refusal(gpu_spec("sm_90"), "paged_attention", uneven)
     assert "256 registers" in refusal(gpu_spec("gfx1100"), "paged_attention", replace(ATTENTION, head_size=256))
     assert "5 bits" in refusal(gpu_spec("sm_90"), "linear", replace(LINEAR, scheme=WeightOnly(5, 128)))
     assert "dense" in refusal(gpu_spec("sm_90"), "linear", replace(LINEAR, scheme=Dense()))
+
+
+FP8 = {"sm_90": torch.float8_e4m3fn, "gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "gfx90a", "gfx942", "gfx950", "gfx1100"])
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz], ids=str)
+def test_caches_of_8_bits_are_int8_and_the_devices_own_float(arch: str, kv_dtype: torch.dtype) -> None:
+    attention = replace(ATTENTION, kv_dtype=kv_dtype)
+    write = KVWriteProblem(dtype=torch.bfloat16, kv_dtype=kv_dtype)
+    kernels = KernelSet(gpu_spec(arch))
+    if kv_dtype in (torch.int8, FP8.get(arch)):
+        assert kernels.select_candidate("paged_attention", attention).name == "triton"
+        assert kernels.select_candidate("write_kv", write).name == "triton"
+        assert kernels.select_fused("rope_write_kv", write) is not None
+    else:
+        assert "8-bit float" in refusal(gpu_spec(arch), "paged_attention", attention)
+        assert "8-bit float" in refusal(gpu_spec(arch), "write_kv", write)
+        assert kernels.select_fused("rope_write_kv", write) is None
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+def test_what_else_attention_takes(arch: str) -> None:
+    latent = {"num_heads": 128, "num_kv_heads": 1, "head_size": 576, "value_head_size": 512}
+    for change in (
+        {"has_sinks": True, "has_alibi": True, "sliding_window": 128, "soft_cap": 30.0},
+        {"num_heads": 71, "num_kv_heads": 1},
+        {"head_size": 192, "value_head_size": 128},
+        latent,
+        {**latent, "kv_dtype": torch.int8},
+    ):
+        problem = replace(ATTENTION, **change)
+        assert KernelSet(gpu_spec(arch)).select_candidate("paged_attention", problem).name == "triton"
+    single = replace(ATTENTION, **latent, dtype=torch.float32, kv_dtype=torch.float32)
+    assert "16-bit queries alone" in refusal(gpu_spec(arch), "paged_attention", single)
+    wide = replace(ATTENTION, **{**latent, "value_head_size": 576})
+    assert "head size 576" in refusal(gpu_spec(arch), "paged_attention", wide)
 
 
 def test_importing_the_kernels_leaves_triton_alone() -> None:

@@ -1,0 +1,65 @@
+"""Launch rows of attention beyond the plain table: scaled caches, and multi-head latent attention.
+
+Latent attention has heads of 576 whose first 512 features are the values. A tile of keys is as large as five of the
+widest other heads, so that few query rows fit beside it; a row serves decoding and prompts alike. The figures come from
+compilations, not from a clock.
+"""
+
+from __future__ import annotations
+
+from . import launch_table
+from .launch_table import DEFAULT, AttentionLaunch, Refused, family
+
+LATENT_SIZES = (576, 512)
+
+_Row = AttentionLaunch | Refused
+
+_UNCHECKED = Refused("latent attention has no checked launch row for this architecture")
+
+# Whether the cache is scaled -> family -> row
+LATENT: dict[bool, dict[str, _Row]] = {
+    False: {
+        DEFAULT: AttentionLaunch(32, 32, 8, 1),
+        "cdna2": AttentionLaunch(64, 16, 8, 1),
+        "cdna3": AttentionLaunch(64, 16, 8, 1),
+        "cdna4": AttentionLaunch(64, 16, 8, 1),
+        "rdna3": _UNCHECKED,
+        "rdna4": _UNCHECKED,
+    },
+    True: {
+        DEFAULT: AttentionLaunch(32, 32, 8, 1),
+        "cdna2": AttentionLaunch(32, 16, 4, 1),
+        "cdna3": AttentionLaunch(32, 16, 4, 1),
+        "cdna4": AttentionLaunch(32, 16, 4, 1),
+        "rdna3": _UNCHECKED,
+        "rdna4": _UNCHECKED,
+    },
+}
+_LATENT_FLOAT32 = Refused("latent attention has checked launch rows for 16-bit queries alone")
+
+# (phase, head class, bytes per element of the query) -> family -> the row where casting codes needs other settings
+SCALED_CACHE: dict[tuple[str, int, int], dict[str, _Row]] = {}
+
+
+def attention_row(arch: str, phase: str, head_size: int, element_size: int, *, scaled: bool = False) -> _Row:
+    """The row for a phase: ``decode`` while the query rows of a request fit one matrix tile, else ``prefill``.
+
+    ``head_size`` is the larger of keys and values; ``scaled``: the cache is int8 or fp8.
+    """
+    if head_size > 256:
+        rows = LATENT[scaled]
+        return _LATENT_FLOAT32 if element_size == 4 else rows.get(family(arch), rows[DEFAULT])
+    plain = launch_table.attention_row(arch, phase, head_size, element_size)
+    if not scaled or isinstance(plain, Refused):
+        return plain
+    special = SCALED_CACHE.get((phase, launch_table.head_class(head_size), element_size), {})
+    return special.get(family(arch), plain)
+
+
+def attention_launch(
+    arch: str, phase: str, head_size: int, element_size: int, *, scaled: bool = False
+) -> AttentionLaunch:
+    """``attention_row`` of a problem that the registry did not refuse."""
+    row = attention_row(arch, phase, head_size, element_size, scaled=scaled)
+    assert isinstance(row, AttentionLaunch), row.reason
+    return row

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..engine.kv_cache_type import kv_cache_type
 from ..kernels import reference
 from ..kernels.attention_batch import AttentionBatch
 from ..kernels.kernel_set import default_registry
@@ -55,7 +56,7 @@ def check_kernels(platform: Platform) -> list[dict[str, str]]:
     dtype = platform.preferred_dtype(torch.bfloat16)
     registry = default_registry(platform.spec)
     rows = []
-    for case in make_cases(dtype, platform.device):
+    for case in make_cases(dtype, platform.device, kv_cache_type("fp8", dtype, platform.spec, None).dtype):
         selected = False
         for candidate in registry.candidates(case.op):
             reason = candidate.can_run(platform.spec, case.problem)
@@ -94,8 +95,8 @@ def relative_error(actual: Answer, expected: Answer) -> float:
     return worst
 
 
-def make_cases(dtype: torch.dtype, device: torch.device) -> list[Case]:
-    """Seeded small problems that cover every operation."""
+def make_cases(dtype: torch.dtype, device: torch.device, fp8_dtype: torch.dtype = torch.float8_e4m3fn) -> list[Case]:
+    """Seeded small problems that cover every operation, and attention over each type of KV cache."""
     generator = torch.Generator().manual_seed(0)
 
     def randn(*shape: int) -> Tensor:
@@ -119,7 +120,7 @@ def make_cases(dtype: torch.dtype, device: torch.device) -> list[Case]:
     cases += [_linear_case(scheme, x, generator) for scheme in SCHEMES]
     cases += _cache_cases(plain, k, randn)
     cases += [*_sampling_cases(device, generator), *_lora_cases(randn, x)]
-    return [*cases, _attention_case(dtype, device, generator)]
+    return cases + [_attention_case(dtype, kind, device, generator) for kind in (dtype, torch.int8, fp8_dtype)]
 
 
 def _plain_case(op: str, problem: PlainProblem, arguments: tuple[Any, ...]) -> Case:
@@ -234,13 +235,15 @@ def _random_weight(scheme: Dense | WeightOnly, generator: torch.Generator, like:
     )
 
 
-def _attention_case(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Case:
+def _attention_case(
+    dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> Case:
     """A prefill of 20 tokens beside a decode step at length 33, in one batch."""
     query_lens, seq_lens = (20, 1), (20, 33)
     table = torch.tensor([[0, 1, 0], [4, 2, 3]], dtype=torch.int32, device=device)
-    cache = allocate_kv_cache(5, BLOCK_SIZE, KV_HEADS, HEAD_SIZE, dtype, device)
-    for tensor in cache.tensors:
-        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    cache = allocate_kv_cache(5, BLOCK_SIZE, KV_HEADS, HEAD_SIZE, kv_dtype, device)
+    keys, values = torch.randn(2, 5 * BLOCK_SIZE, KV_HEADS, HEAD_SIZE, generator=generator).to(device)
+    reference.write_kv(keys, values, cache, torch.arange(5 * BLOCK_SIZE, device=device))
     query = torch.randn(sum(query_lens), HEADS, HEAD_SIZE, generator=generator).to(device=device, dtype=dtype)
     slots = torch.cat((torch.arange(20), torch.tensor([3 * BLOCK_SIZE]))).to(device)
     batch = AttentionBatch(
@@ -257,7 +260,7 @@ def _attention_case(dtype: torch.dtype, device: torch.device, generator: torch.G
         head_size=HEAD_SIZE,
         block_size=BLOCK_SIZE,
         dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=kv_dtype,
     )
     arguments = (query, cache, batch, HEAD_SIZE**-0.5, None, 0.0)
     return Case(

@@ -25,6 +25,8 @@ def test_json_report(capsys: pytest.CaptureFixture) -> None:
     assert {"TWOFOLD_CACHE", "TWOFOLD_LOG_LEVEL", "CC"} <= names
     rows = report["kernels"]
     cases = {(row["op"], row["problem"]) for row in rows}
+    problems = [problem for op, problem in cases if op == "paged_attention"]
+    assert any("cache int8" in problem for problem in problems) and any("float8" in problem for problem in problems)
     assert {op for op, _ in cases} >= {"rms_norm", "add_rms_norm", "rope", "silu_and_mul", "linear", "paged_attention"}
     for case in cases:
         statuses = [row["status"] for row in rows if (row["op"], row["problem"]) == case]

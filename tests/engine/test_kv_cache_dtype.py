@@ -202,6 +202,19 @@ def test_scales_made_for_fp8_are_not_used_for_int8_nor_without_being_asked(caplo
     assert errors["auto"] < 1e-4 and errors["int8"] < errors["fp8"] / 2, errors
 
 
+@pytest.mark.parametrize("kind", DTYPES)
+def test_without_a_kernel_of_ours_torch_dequantizes(tiny_model: TinyModel, kind: str) -> None:
+    """The C kernels are for float32; 16-bit activations on a CPU take torch's operations, as does a CPU without C."""
+    folder, logits = str(tiny_model("qwen2")), {}
+    for option in ("auto", kind):
+        with LLM(folder, device="cpu", dtype="bfloat16", kv_cache_dtype=option) as llm:
+            logits[option] = llm.logits(TEXT).float()
+            kernels = {row["op"]: row for row in llm.info.kernels}
+    assert kernels["paged_attention"]["kernel"] == "torch_sdpa_dequantize"
+    assert kernels["paged_attention"]["quality"] == "dequantizing" and kernels["write_kv"]["kernel"] == "torch"
+    assert 0 < relative_error(logits[kind], logits["auto"]) < 0.15
+
+
 def test_the_type_follows_the_device(gpu: Callable[[str], Any]) -> None:
     half, spec = torch.float16, gpu("gfx942")
     assert kv_cache_type("auto", half, spec, {"kv_cache_scheme": "static"}) == KVCacheType(half)

@@ -14,7 +14,7 @@ from ..registry import Candidate, Quality, Registry
 from .candidate_rules import Lazy, triton_candidate, why_no_matrix, why_not_here
 from .launch_scaled import scaled_row
 from .launch_table import Refused
-from .scaled_weight import input_format, prepare_fnuz, prepare_native, prepare_wide, prepared_bytes
+from .scaled_weight import eight_bit_scheme, input_format, prepare_fnuz, prepare_native, prepare_wide, prepared_bytes
 
 MIN_GROUP = 16
 # Beyond, sums of int8 products can overflow int32.
@@ -54,9 +54,9 @@ def register_scaled_ops(registry: Registry, spec: DeviceSpec) -> None:
 
 def can_multiply_codes(spec: DeviceSpec, problem: LinearProblem) -> str | None:
     """int8 x int8, or fp8 x fp8 in the device's own 8-bit float."""
-    scheme = problem.scheme
-    if not isinstance(scheme, Int8 | Fp8):
-        return f"the weight is {scheme}, not int8 or fp8"
+    scheme = eight_bit_scheme(problem.scheme)
+    if scheme is None:
+        return f"the weight is {problem.scheme}, not int8 or fp8"
     if scheme.activation is None:
         return f"{scheme} does not quantize activations"
     kind = Element.INT8 if isinstance(scheme, Int8) else Element.FP8
@@ -69,9 +69,9 @@ def can_multiply_codes(spec: DeviceSpec, problem: LinearProblem) -> str | None:
 
 def can_decode_weights(spec: DeviceSpec, problem: LinearProblem) -> str | None:
     """fp8 weights, activations as they are."""
-    scheme = problem.scheme
+    scheme = eight_bit_scheme(problem.scheme)
     if not isinstance(scheme, Fp8):
-        return f"the weight is {scheme}, not fp8"
+        return f"the weight is {problem.scheme}, not fp8"
     if scheme.activation is not None:
         return f"it would leave out the activation quantization of {scheme}"
     return _why_not_scaled(spec, problem, problem.dtype.itemsize)
@@ -79,9 +79,9 @@ def can_decode_weights(spec: DeviceSpec, problem: LinearProblem) -> str | None:
 
 def can_emulate_codes(spec: DeviceSpec, problem: LinearProblem) -> str | None:
     """fp8 x fp8 where the device has no 8-bit float: the exact products, in the activations' dtype."""
-    scheme = problem.scheme
+    scheme = eight_bit_scheme(problem.scheme)
     if not isinstance(scheme, Fp8) or scheme.activation is None or scheme.activation.element is not Element.FP8:
-        return f"the scheme is {scheme}, not fp8 weights with fp8 activations"
+        return f"the scheme is {problem.scheme}, not fp8 weights with fp8 activations"
     return _why_not_scaled(spec, problem, problem.dtype.itemsize)
 
 
@@ -91,7 +91,8 @@ def _why_not_scaled(spec: DeviceSpec, problem: LinearProblem, element_size: int)
 
 
 def _why_no_shape(problem: LinearProblem) -> str | None:
-    scheme, features = problem.scheme, problem.in_features
+    scheme, features = eight_bit_scheme(problem.scheme), problem.in_features
+    assert scheme is not None, f"{problem.scheme} was refused before"
     grouped = scheme.num_blocks((problem.out_features, features))[1] > 1
     x_group = scheme.activation.group_size if scheme.activation is not None else 0
     common = math.gcd(scheme.resolved_block((problem.out_features, features))[1] if grouped else 0, max(0, x_group))

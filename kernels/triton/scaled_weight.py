@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...quant.canonical import CanonicalWeight, EightBitWeight
+from ...quant.canonical import CanonicalWeight, EightBitWeight, MicroScaledWeight
 from ...quant.eight_bit import spread
 from ...quant.fnuz import weight_to_fnuz
-from ...quant.scheme import Fp8, Int8
+from ...quant.fp4 import decode_e8m0
+from ...quant.scheme import Element, Fp8, Int8, MicroScaled, Scheme
 from ..problems import LinearProblem
 from ..quantized_input import InputFormat
 
@@ -53,21 +54,38 @@ class ScaledWeight:
         return self.is_grouped and (self.zeros is not None or self.sums is not None)
 
 
+def eight_bit_scheme(scheme: Scheme) -> Int8 | Fp8 | None:
+    """The scheme in 8-bit codes with scales per block, MXFP8 included; None: it is another one."""
+    if isinstance(scheme, MicroScaled) and scheme.element is Element.FP8 and scheme.power_of_two:
+        return Fp8((1, scheme.group_size), scheme.activation)
+    return scheme if isinstance(scheme, Int8 | Fp8) else None
+
+
+def _eight_bit(weight: CanonicalWeight) -> EightBitWeight:
+    scheme = eight_bit_scheme(weight.scheme)
+    if isinstance(weight, MicroScaledWeight) and scheme is not None:
+        return EightBitWeight(scheme, weight.codes, decode_e8m0(weight.scales))
+    assert isinstance(weight, EightBitWeight), f"{weight.scheme} is not made of 8-bit codes; can_run refuses it"
+    return weight
+
+
 def prepare_native(weight: CanonicalWeight, dtype: torch.dtype) -> ScaledWeight:
     """For products of codes: int8, or fp8 where the chip's 8-bit floats are e4m3fn. No code is copied."""
-    assert isinstance(weight, EightBitWeight) and weight.scheme.activation is not None, f"{weight.scheme} is refused"
+    weight = _eight_bit(weight)
+    assert weight.scheme.activation is not None, f"{weight.scheme} does not quantize its input; can_run refuses it"
     return _prepare(weight, weight.codes, weight.codes.dtype)
 
 
 def prepare_fnuz(weight: CanonicalWeight, dtype: torch.dtype) -> ScaledWeight:
     """For products of codes on e4m3fnuz chips: fp8 codes and scales are converted, to the same values."""
-    assert isinstance(weight, EightBitWeight)
+    weight = _eight_bit(weight)
     return prepare_native(weight_to_fnuz(weight) if isinstance(weight.scheme, Fp8) else weight, dtype)
 
 
 def prepare_wide(weight: CanonicalWeight, dtype: torch.dtype) -> ScaledWeight:
     """For fp8 codes that the kernel turns into floats of ``dtype``, as which inputs keep their codes, too."""
-    assert isinstance(weight, EightBitWeight) and isinstance(weight.scheme, Fp8), f"{weight.scheme} is refused"
+    weight = _eight_bit(weight)
+    assert isinstance(weight.scheme, Fp8), f"{weight.scheme} is not fp8; can_run refuses it"
     return _prepare(weight, weight.codes.view(torch.uint8), dtype)
 
 
@@ -78,8 +96,8 @@ def input_format(prepared: ScaledWeight) -> InputFormat | None:
 
 def prepared_bytes(problem: LinearProblem, stored: int) -> int:
     """Of a ``ScaledWeight``: codes, float32 scales, int32 zeros and sums."""
-    scheme, shape = problem.scheme, (problem.out_features, problem.in_features)
-    assert isinstance(scheme, Int8 | Fp8)
+    scheme, shape = eight_bit_scheme(problem.scheme), (problem.out_features, problem.in_features)
+    assert scheme is not None, f"{problem.scheme} is not made of 8-bit codes; can_run refuses it"
     numbers = math.prod(_grid(scheme, shape)) * (1 if isinstance(scheme, Fp8) or scheme.symmetric else 2)
     if scheme.activation is not None and not scheme.activation.symmetric:
         numbers += -(-shape[1] // _common(scheme, shape)) * shape[0]

@@ -36,6 +36,8 @@ def cases(arch: str) -> Iterator[Case]:
     yield _linear_case(arch, torch.int8, torch.int8, 16, FEATURES, zeros=True)
     yield _linear_case(arch, torch.int8, torch.int8, 256, 32, zeros=True)
     yield _linear_case(arch, torch.int8, torch.int8, 64, 48, even=False)
+    if fp8 is not None:
+        yield _linear_case(arch, fp8, fp8, 256, 32)
     for dtype, num_rows, common in itertools.product(DTYPES, (16, 64, 256), (FEATURES, 128)):
         yield _linear_case(arch, dtype, torch.uint8, num_rows, common)
     yield from _quantize_cases(arch, fp8)

@@ -14,8 +14,8 @@ from twofold.kernels.quantized_input import QuantizedInput
 from twofold.kernels.triton.launch_table import LinearLaunch
 from twofold.kernels.triton.scaled_linear import launch_scaled, scaled_linear
 from twofold.kernels.triton.scaled_weight import ScaledWeight, prepare_fnuz, prepare_native, prepare_wide
-from twofold.quant.canonical import EightBitWeight, dequantize
-from twofold.quant.scheme import Activation, Element, Fp8, Int8
+from twofold.quant.canonical import EightBitWeight, MicroScaledWeight, dequantize
+from twofold.quant.scheme import Activation, Element, Fp8, Int8, MicroScaled
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SMALL = LinearLaunch(16, 32, 64, 4, 1)
@@ -74,6 +74,19 @@ def test_fnuz_chips(scheme: Int8 | Fp8) -> None:
 def test_weights_decoded_to_floats(scheme: Fp8, dtype: torch.dtype) -> None:
     weight = eight_bit_weight(scheme, 40, 208)
     check(make_rows(3, 208, dtype), weight, prepare_wide(weight, dtype))
+
+
+def test_mxfp8() -> None:
+    """Exponents as scales, as float32 scales of groups of 32."""
+    how = Activation(Element.FP8, 32, power_of_two=True)
+    codes = eight_bit_weight(Fp8((1, 32), how), 40, 96).codes
+    exponents = torch.randint(110, 126, (40, 3), dtype=torch.uint8)
+    scales = torch.ldexp(torch.ones(40, 3), exponents.int() - 127)
+    same = EightBitWeight(Fp8((1, 32), how), codes, scales)
+    weight = MicroScaledWeight(MicroScaled(Element.FP8, 32, True, how), (40, 96), codes, exponents)
+    x = make_rows(3, 96, torch.float32)
+    for prepare in (prepare_native, prepare_fnuz, prepare_wide):
+        check(x, same, prepare(weight, x.dtype))
 
 
 def test_every_code_is_decoded() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .sources.model_files import ModelFiles
+from .text_config import text_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +103,14 @@ class ModelConfig:
 
 
 def raw_config(files: ModelFiles) -> dict[str, Any]:
-    """The model's config as config.json says it; of a GGUF file, as config.json would."""
+    """The model's config as config.json says it, of its text model where it reads images too; of a GGUF file, as
+    config.json would."""
     if files.kind == "gguf":
         from .weights.gguf_config import gguf_config
         from .weights.gguf_file import open_gguf
 
         return gguf_config(open_gguf(files.path))
-    return read_json(files.path / "config.json")
+    return text_config(read_json(files.path / "config.json"))
 
 
 def load_model_config(files: ModelFiles) -> ModelConfig:

@@ -14,6 +14,7 @@ from .checkpoint import Checkpoint
 from .fused_experts import split_experts
 from .safetensors_header import DTYPES, TensorEntry, read_header
 from .safetensors_read import read_rows, read_tensor
+from .text_part import text_part
 from .weight_files import INDEX_FILE, SINGLE_FILE, weight_files, weight_map_of
 
 logger = get_logger(__name__)
@@ -75,7 +76,7 @@ def _read_entries(path: Path) -> dict[str, TensorEntry]:
             entries[name] = entry
     if not (path / SINGLE_FILE).is_file() and (path / INDEX_FILE).is_file():
         _check_index(path, entries)
-    return split_experts(entries)
+    return split_experts(text_part(entries))
 
 
 def _check_index(path: Path, entries: dict[str, TensorEntry]) -> None:

@@ -31,7 +31,7 @@ class DenseExperts:
     weight: Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def dense_experts_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,

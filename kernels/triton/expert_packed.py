@@ -40,7 +40,7 @@ class PackedExperts:
     perm: Tensor | None
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def packed_experts_kernel(
     x_ptr: tl.tensor,
     stream_ptr: tl.tensor,

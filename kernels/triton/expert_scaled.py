@@ -52,7 +52,7 @@ class ScaledExperts:
     input_zeros: Tensor | None
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def scaled_experts_kernel(
     x_ptr: tl.tensor,
     codes_ptr: tl.tensor,

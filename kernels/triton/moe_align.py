@@ -45,7 +45,7 @@ def expert_bins(
     return tl.where(index < num_choices, ids, BINS - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_choices"])
 def count_experts_kernel(
     ids_ptr: tl.tensor,
     counts_ptr: tl.tensor,
@@ -59,7 +59,7 @@ def count_experts_kernel(
     tl.store(counts_ptr + chunk * BINS + tl.arange(0, BINS), tl.histogram(bins, BINS))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_chunks"])
 def sum_chunks_kernel(
     counts_ptr: tl.tensor,
     totals_ptr: tl.tensor,
@@ -80,7 +80,7 @@ def sum_chunks_kernel(
     tl.store(totals_ptr + bins, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_choices", "num_blocks"])
 def place_choices_kernel(
     ids_ptr: tl.tensor,
     counts_ptr: tl.tensor,

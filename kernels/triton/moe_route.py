@@ -45,7 +45,8 @@ def within_best_groups(
     return tl.where(tl.reshape(spread, [BLOCK_T, GROUP_PAD * SIZE_PAD]) > 0, choice, float("-inf"))
 
 
-@triton.jit
+# A batch of any size runs the same machine code.
+@triton.jit(do_not_specialize=["num_tokens"])
 def moe_route_kernel(
     logits_ptr: tl.tensor,
     bias_ptr: tl.tensor,

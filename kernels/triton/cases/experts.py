@@ -74,7 +74,6 @@ def _route_cases() -> Iterator[Case]:
                     "TOP2": sigmoid,
                 },
                 options={"num_warps": 1},
-                ones=("num_tokens",),
                 in_subset=dtype is torch.float32 and experts == 256,
             )
 
@@ -126,7 +125,7 @@ def _dense_case(arch: str, dtype: torch.dtype, count: int) -> Case:
         types={f"{part}_ptr": f"*{name}" for part in ("x", "weight", "out")} | _TABLES,
         constants=expert_dense.constants(launch, aligned=True),
         options=_options(launch),
-        ones=("num_blocks", "num_experts", "choices_per_row"),
+        ones=("num_experts", "choices_per_row"),
         needs_matrix=dtype is not torch.float32,
         in_subset=dtype is torch.bfloat16,
     )
@@ -158,7 +157,7 @@ def _packed_case(
             "HAS_PERM": perm,
         },
         options=_options(launch),
-        ones=("num_blocks", "num_experts", "choices_per_row", "num_groups"),
+        ones=("num_experts", "choices_per_row", "num_groups"),
         needs_matrix=dtype is not torch.float32,
         in_subset=dtype is torch.bfloat16 and bits == 4 and not perm,
     )
@@ -188,7 +187,7 @@ def _scaled_case(arch: str, x: torch.dtype, weight: torch.dtype, count: int, com
             "W_ZEROS": False,
         },
         options=_options(launch),
-        ones=("num_blocks", "num_experts", "choices_per_row", "scale_rows", "group"),
+        ones=("num_experts", "choices_per_row", "scale_rows", "group"),
         needs_matrix=True,
         in_subset=common == 128 and count == 16,
     )

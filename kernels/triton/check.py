@@ -29,7 +29,7 @@ SUBSET_TARGETS = ("sm_90", "gfx942", "sm_80", "gfx1100")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 when nothing failed."""
-    options = _parser().parse_args(argv)
+    options = parse(argv)
     if os.environ.get("TRITON_INTERPRET") == "1":
         print("TRITON_INTERPRET=1 replaces the compiler; unset it for this check", file=sys.stderr)
         return 2
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    chosen = [(arch, case) for arch in targets for case in _chosen(arch, options)]
+    chosen = [(arch, case) for arch in targets for case in chosen_cases(arch, options)]
     lines = _run(chosen, options)
     failed = sum(bool(line.outcome.problems) for line in lines)
     refused = sum(bool(line.outcome.refused) for line in lines)
@@ -78,7 +78,8 @@ def _static_cost(targets: Sequence[str], match: str) -> tuple[bool, str]:
     return result.returncode != 0, result.stdout.strip()
 
 
-def _parser() -> argparse.ArgumentParser:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options of the command."""
     parser = argparse.ArgumentParser(prog="python -m twofold.kernels.triton.check", description=__doc__)
     parser.add_argument("--targets", help=f"comma-separated architectures (default: {','.join(TARGETS)})")
     parser.add_argument("--subset", action="store_true", help="a representative part, for continuous integration")
@@ -90,10 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--markdown", type=Path, help="put the summary between the check-table markers of this document"
     )
-    return parser
+    return parser.parse_args(argv)
 
 
-def _chosen(arch: str, options: argparse.Namespace) -> list[Case]:
+def chosen_cases(arch: str, options: argparse.Namespace) -> list[Case]:
     """The cases to compile: in a subset the marked ones, and of each operation one for further architectures."""
     chosen = [case for case in cases(arch) if options.match in case.name and (case.in_subset or not options.subset)]
     if options.subset and arch not in SUBSET_TARGETS[:2]:

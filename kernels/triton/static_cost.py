@@ -62,12 +62,12 @@ class Cost:
         causes = [f"{name} {count:.1f} times" for name, count in most if name not in self.workload.cached][:2]
         return f"moves {self.ratio:.2f} of the bound (limit {self.workload.allowance:g}): reads {', '.join(causes)}"
 
-    def cells(self, arch: str) -> list[str]:
-        """The row of a table under ``HEADS``."""
-        names = [self.workload.op, self.workload.label, self.kernel, arch]
+    def cells(self) -> tuple[list[str], list[str]]:
+        """The cells of a table before and after the architecture."""
         operations = self.operations / self.workload.operations if self.workload.operations else 0.0
         figures = [str(self.moved), f"{self.ratio:.2f}", f"{self.requested / self.workload.num_bytes:.2f}"]
-        return [*names, *figures, str(self.operations), f"{operations:.1f}", self.problem or "ok"]
+        names = [self.workload.op, self.workload.label, self.kernel]
+        return names, [*figures, str(self.operations), f"{operations:.1f}", self.problem or "ok"]
 
 
 def measure_cost(workload: Workload, candidate: Candidate) -> Cost:
@@ -117,9 +117,14 @@ def _guarded(workload: Workload, candidate: Candidate) -> Cost:
         return Cost(workload=workload, kernel=candidate.name, reads={}, error=f"{type(error).__name__}: {error}"[:200])
 
 
-def markdown(rows: Iterable[list[str]]) -> str:
-    """A Markdown table of costs' cells."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in [HEADS, ["---"] * len(HEADS), *rows])
+def markdown(counted: Iterable[tuple[str, Cost]]) -> str:
+    """A Markdown table of (architecture, cost); architectures with the same figures share a row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for arch, cost in counted:
+        names, figures = cost.cells()
+        rows.setdefault((*names, "", *figures), []).append(arch)
+    merged = [[*row[:3], ", ".join(archs), *row[4:]] for row, archs in rows.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [HEADS, ["---"] * len(HEADS), *merged])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.manual_seed(0)
     torch.manual_seed(0)
     counted = [(arch, cost) for arch in options.targets.split(",") for cost in costs(arch, options.match)]
-    print(markdown(cost.cells(arch) for arch, cost in counted))
+    print(markdown(counted))
     return 1 if any(cost.problem for _, cost in counted) else 0
 
 

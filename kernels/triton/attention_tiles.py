@@ -69,8 +69,8 @@ def start_rows(sinks_ptr: tl.tensor, heads: tl.tensor, row_mask: tl.tensor, HAS_
     maximum = tl.full(heads.shape, float("-inf"), dtype=tl.float32)
     denominator = tl.zeros(heads.shape, dtype=tl.float32)
     if HAS_SINKS:
-        counted = row_mask & (tl.program_id(2) == 0)
-        maximum = tl.load(sinks_ptr + heads, mask=counted, other=float("-inf")).to(tl.float32) * 1.4426950408889634
+        sinks = tl.load(sinks_ptr + heads, mask=row_mask, other=float("-inf")).to(tl.float32)
+        maximum = tl.where(tl.program_id(2) == 0, sinks * 1.4426950408889634, float("-inf"))
         denominator = tl.where(maximum > float("-inf"), 1.0, 0.0)
     return maximum, denominator
 

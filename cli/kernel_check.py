@@ -17,9 +17,11 @@ from ..kernels.kernel_set import default_registry
 from ..kernels.kv_layout import KVCache, allocate_kv_cache
 from ..kernels.problems import (
     AttentionProblem,
+    ExpertLinearProblem,
     KVWriteProblem,
     LinearProblem,
     LoraProblem,
+    MoeRouteProblem,
     PlainProblem,
     SamplingProblem,
 )
@@ -31,6 +33,7 @@ from ..quant.scheme import Dense, WeightOnly
 
 NUM_FEATURES = 128
 NUM_TOKENS = 3000
+NUM_EXPERTS, TOP_K = 6, 2
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 4, 2, 64, 16
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 SCHEMES = (Dense(), WeightOnly(4, 32), WeightOnly(4, 32, symmetric=False), WeightOnly(8, 32))
@@ -118,6 +121,7 @@ def make_cases(dtype: torch.dtype, device: torch.device, fp8_dtype: torch.dtype 
     ]
     cases = [_plain_case(op, plain, arguments) for op, arguments in calls]
     cases += [_linear_case(scheme, x, generator) for scheme in SCHEMES]
+    cases += _expert_cases(x, generator)
     cases += _cache_cases(plain, k, randn)
     cases += [*_sampling_cases(device, generator), *_lora_cases(randn, x)]
     return cases + [_attention_case(dtype, kind, device, generator) for kind in (dtype, torch.int8, fp8_dtype)]
@@ -217,6 +221,36 @@ def _linear_case(scheme: Dense | WeightOnly, x: Tensor, generator: torch.Generat
 
     problem = LinearProblem(scheme=scheme, in_features=NUM_FEATURES, out_features=64, dtype=x.dtype)
     return Case("linear", problem, run, reference.linear(x.float(), dequantize(weight, torch.float32)))
+
+
+def _expert_cases(x: Tensor, generator: torch.Generator) -> list[Case]:
+    """Routing, and for each scheme the sum over a token's experts."""
+    logits = torch.randn(x.shape[0], NUM_EXPERTS, generator=generator).to(x.device)
+    routing = MoeRouteProblem(num_experts=NUM_EXPERTS, top_k=TOP_K, dtype=logits.dtype)
+    chosen = reference.route(logits, TOP_K)
+    cases = [Case("moe_route", routing, lambda candidate: candidate.run(logits, TOP_K), chosen)]
+    return cases + [_expert_case(scheme, x, *chosen, generator) for scheme in SCHEMES]
+
+
+def _expert_case(
+    scheme: Dense | WeightOnly, x: Tensor, shares: Tensor, ids: Tensor, generator: torch.Generator
+) -> Case:
+    weights = [_random_weight(scheme, generator, x) for _ in range(NUM_EXPERTS)]
+
+    def run(candidate: Candidate) -> Answer:
+        assert candidate.prepare is not None, f"expert kernel {candidate.name} has no prepare"
+        return candidate.run(x, candidate.prepare(weights, x.dtype), ids, shares)
+
+    problem = ExpertLinearProblem(
+        scheme=scheme,
+        num_experts=NUM_EXPERTS,
+        top_k=TOP_K,
+        in_features=NUM_FEATURES,
+        out_features=64,
+        dtype=x.dtype,
+    )
+    dense = [dequantize(weight, torch.float32) for weight in weights]
+    return Case("expert_linear", problem, run, reference.expert_linear(x.float(), dense, ids, shares))
 
 
 def _random_weight(scheme: Dense | WeightOnly, generator: torch.Generator, like: Tensor) -> CanonicalWeight:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -28,7 +27,7 @@ class Model(Protocol):
     num_layers: int
     weight_bytes: int
     kv_dtype: torch.dtype
-    kv_scales: Mapping[int, KVScales]
+    kv_scales: dict[int, KVScales]
 
     def forward(self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], batch: AttentionBatch) -> Tensor:
         """Hidden states [T,K] after the final norm, of the tokens ``input_ids`` at ``positions`` (both int64 [T]).

@@ -26,7 +26,7 @@ class LinearStack:
 
     def __init__(self, kernels: KernelSet, dtype: torch.dtype, device: torch.device, num_rows: int) -> None:
         self._kernels, self._dtype, self._device, self._num_rows = kernels, dtype, device, num_rows
-        self._outlines: list[CanonicalWeight] = []
+        self._outline: CanonicalWeight | None = None
         self._next_row = 0
         self._candidate: Candidate | None = None
         self._assembly: Assembly | None = None
@@ -35,13 +35,14 @@ class LinearStack:
     def put(self, part: CanonicalWeight) -> bool:
         """The next rows, copied at once; False when they cannot share a matrix with those before them."""
         outline = outline_of(part, self._dtype)
-        if not self._outlines:
+        whole = outline if self._outline is None else self._joined(self._outline, outline)
+        if whole is None:
+            return False
+        if self._outline is None:
             self._candidate = self._select(outline)
             if self._candidate.assemble is not None:
                 self._assembly = self._candidate.assemble(self._problem(outline))
-        elif not self._fits(outline):
-            return False
-        self._outlines.append(outline)
+        self._outline = whole
         if self._assembly is not None:
             self._assembly.put(self._next_row, part)
         else:
@@ -51,7 +52,8 @@ class LinearStack:
 
     def finish(self) -> tuple[CanonicalWeight, Any]:
         """The whole matrix's outline, and what its kernel runs on."""
-        outline = merge(self._outlines)[0]
+        outline = self._outline
+        assert outline is not None, "a matrix has parts"
         if self._assembly is not None:
             return outline, self._assembly.finish()
         assert self._matrix is not None, "a matrix has parts"
@@ -60,9 +62,15 @@ class LinearStack:
         assert candidate.prepare is not None, f"linear candidate {candidate.name} has no prepare"
         return outline, candidate.prepare(weight, self._dtype)
 
-    def _fits(self, outline: CanonicalWeight) -> bool:
-        merged = merge([self._outlines[0], outline])
-        return len(merged) == 1 and (self._assembly is None or self._select(merged[0]) is self._candidate)
+    def _joined(self, before: CanonicalWeight, outline: CanonicalWeight) -> CanonicalWeight | None:
+        """One outline of both; None where they cannot share a matrix, or the kernel would be another one.
+
+        Joined at once: small tensors of many runs of rows that all stay alive would keep the allocator from giving back
+        what lay between them.
+        """
+        merged = merge([before, outline])
+        fits = len(merged) == 1 and (self._assembly is None or self._select(merged[0]) is self._candidate)
+        return merged[0] if fits else None
 
     def _copy(self, rows: Tensor, dtype: torch.dtype) -> None:
         if rows.shape[0] == self._num_rows:

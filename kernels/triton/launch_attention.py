@@ -14,7 +14,7 @@ LATENT_SIZES = (576, 512)
 
 _Row = AttentionLaunch | Refused
 
-_UNCHECKED = Refused("latent attention has no checked launch row for this architecture")
+_SPILLS = Refused("no launch row of latent attention is known not to spill on this architecture")
 
 # Whether the cache is scaled -> family -> row
 LATENT: dict[bool, dict[str, _Row]] = {
@@ -23,16 +23,16 @@ LATENT: dict[bool, dict[str, _Row]] = {
         "cdna2": AttentionLaunch(64, 16, 8, 1),
         "cdna3": AttentionLaunch(64, 16, 8, 1),
         "cdna4": AttentionLaunch(64, 16, 8, 1),
-        "rdna3": _UNCHECKED,
-        "rdna4": _UNCHECKED,
+        "rdna3": _SPILLS,
+        "rdna4": _SPILLS,
     },
     True: {
         DEFAULT: AttentionLaunch(32, 32, 8, 1),
         "cdna2": AttentionLaunch(32, 16, 4, 1),
         "cdna3": AttentionLaunch(32, 16, 4, 1),
         "cdna4": AttentionLaunch(32, 16, 4, 1),
-        "rdna3": _UNCHECKED,
-        "rdna4": _UNCHECKED,
+        "rdna3": _SPILLS,
+        "rdna4": _SPILLS,
     },
 }
 _LATENT_FLOAT32 = Refused("latent attention has checked launch rows for 16-bit queries alone")

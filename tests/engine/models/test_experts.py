@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import weakref
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from paged_runner import load, logits_of
+from real_checkpoints import CHECKPOINTS
 from safetensors.torch import load_file, save_file
 from tiny_models import judge, judge_logits
 from torch import Tensor
@@ -26,6 +28,7 @@ from twofold.quant.formats import DenseFormat, TensorSource
 TinyModel = Callable[..., Path]
 TOKENS = [5, 80, 255, 7, 7, 31, 200, 4]
 EXPERTS = 5
+FP8 = "transformers-fp8block-qwen3moe"
 NAMES = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
     "qwen3-moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
@@ -62,6 +65,24 @@ def test_experts_in_one_tensor(tmp_path: Path, tiny_model: TinyModel, family: st
     tensors = fused(load_file(source / "model.safetensors"), family, suffix)
     assert any(tensor.dim() == 3 for tensor in tensors.values())
     folder = copy_of(source, tmp_path / "fused", tensors)
+    assert torch.equal(logits_of(load(folder), TOKENS), logits_of(load(source), TOKENS))
+
+
+@pytest.mark.skipif(not (CHECKPOINTS / FP8).is_dir(), reason="the shared checkpoints are not here")
+def test_fp8_experts_in_one_tensor_with_their_scales_beside_it(tmp_path: Path) -> None:
+    source = CHECKPOINTS / FP8
+    tensors = load_file(source / "model.safetensors")
+    packed = {name: tensor for name, tensor in tensors.items() if not re.search(r"\.experts\.\d", name)}
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.mlp.experts"
+
+        def stacked(*parts: str, prefix: str = prefix) -> Tensor:
+            codes = [[tensors[f"{prefix}.{e}.{part}.weight"].view(torch.uint8) for part in parts] for e in range(4)]
+            return torch.stack([torch.cat(expert) for expert in codes]).view(torch.float8_e4m3fn)
+
+        packed[f"{prefix}.gate_up_proj"] = stacked("gate_proj", "up_proj")
+        packed[f"{prefix}.down_proj"] = stacked("down_proj")
+    folder = copy_of(source, tmp_path / "fp8", packed)
     assert torch.equal(logits_of(load(folder), TOKENS), logits_of(load(source), TOKENS))
 
 

@@ -38,7 +38,21 @@ LATENT: dict[bool, dict[str, _Row]] = {
 _LATENT_FLOAT32 = Refused("latent attention has checked launch rows for 16-bit queries alone")
 
 # (phase, head class, bytes per element of the query) -> family -> the row where casting codes needs other settings
-SCALED_CACHE: dict[tuple[str, int, int], dict[str, _Row]] = {}
+SCALED_CACHE: dict[tuple[str, int, int], dict[str, _Row]] = {
+    ("decode", 64, 2): {
+        "hopper": AttentionLaunch(16, 32, 4, 2),
+        "blackwell": AttentionLaunch(16, 32, 4, 2),
+    },
+    ("prefill", 64, 2): {
+        "blackwell": AttentionLaunch(128, 64, 8, 2),
+        "rdna3": AttentionLaunch(64, 16, 8, 1),
+    },
+    ("prefill", 128, 2): {
+        "ampere": AttentionLaunch(128, 32, 8, 1),
+        "hopper": AttentionLaunch(128, 32, 8, 3),
+        "rdna3": AttentionLaunch(32, 16, 4, 1),
+    },
+}
 
 
 def attention_row(arch: str, phase: str, head_size: int, element_size: int, *, scaled: bool = False) -> _Row:

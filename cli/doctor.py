@@ -81,10 +81,12 @@ def render(report: dict[str, Any]) -> str:
 
 def make_model_report(args: argparse.Namespace) -> dict[str, Any]:
     """A model's kernels on a device, as the engine would report them; nothing of its weights is read."""
+    from ..engine.core.sampler import select_sampling
     from ..engine.model_config import load_model_config
     from ..engine.models.survey import survey_model
     from ..engine.sources import resolve_model
     from ..engine.target import find_target
+    from ..engine.tokenizer import vocabulary_size
     from ..kernels.kernel_set import KernelSet
     from ..kernels.problems import PlainProblem, dtype_name
 
@@ -105,6 +107,7 @@ def make_model_report(args: argparse.Namespace) -> dict[str, Any]:
         )
         # What the core itself asks for, beside the model.
         kernels.select("copy_blocks", PlainProblem(dtype))
+        select_sampling(kernels, min(survey.model.config.vocab_size, vocabulary_size(files)))
         report |= {"format": survey.format_name, "kernels": kernels.report()}
         report |= {"weight_bytes": survey.model.weight_bytes, "memory_bytes": survey.model.memory_bytes}
     except TwofoldError as error:

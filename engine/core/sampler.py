@@ -35,16 +35,20 @@ class DrawnTokens:
     logprobs: dict[int, TokenLogprobs]
 
 
+def select_sampling(kernels: Kernels, vocab_size: int) -> tuple[Any, Any, Any]:
+    """The kernels that a sampler uses: argmax, draw_tokens and edit_logits."""
+    problem = SamplingProblem(vocab_size=vocab_size)
+    argmax, draw_tokens, edit_logits = (kernels.select(op, problem) for op in ("argmax", "draw_tokens", "edit_logits"))
+    return argmax, draw_tokens, edit_logits
+
+
 class Sampler:
     """Draws for rows of one batch; ids from ``vocab_size`` up are padding of the head and are never drawn or listed."""
 
     def __init__(self, batch: Batch, vocab_size: int, kernels: Kernels) -> None:
         self._batch = batch
         self._vocab_size = vocab_size
-        problem = SamplingProblem(vocab_size=vocab_size)
-        self._argmax, self._draw_tokens, self._edit_logits = (
-            kernels.select(op, problem) for op in ("argmax", "draw_tokens", "edit_logits")
-        )
+        self._argmax, self._draw_tokens, self._edit_logits = select_sampling(kernels, vocab_size)
 
     def sample(self, logits: Tensor, rows: NDArray[np.int64]) -> DrawnTokens:
         """One token per row of logits [R, head rows] float32, which may be changed in place."""

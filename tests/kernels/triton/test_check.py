@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed")
 
 from twofold.kernels.triton import cases as case_list
-from twofold.kernels.triton import check_isa, check_report
+from twofold.kernels.triton import check, check_isa, check_report
 from twofold.kernels.triton.check import TARGETS
 from twofold.kernels.triton.check_compile import Outcome
 from twofold.kernels.triton.check_pool import run_forked
+
+ROOT = Path(check.__file__).parents[2]
 
 
 def run_check(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -140,3 +143,32 @@ def test_8_bit_products_need_8_bit_matrix_instructions() -> None:
     assert check_isa.emulated_products(INT8_DOT, PTX) == ["int8"]
     assert check_isa.emulated_products(INT8_DOT, "v_mfma_i32_16x16x32_i8 a[0:3], v[2:3]") == []
     assert check_isa.emulated_products("", GCN) == []
+
+
+def table_rows(name: str) -> list[list[str]]:
+    """The cells of the table between a name's markers in the guide, without its head."""
+    start, end = check_report.markers(name)
+    text = (ROOT / "docs/kernels.md").read_text().split(start)[1].split(end)[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.strip().splitlines()[2:]]
+
+
+def test_the_guide_has_every_operation_and_as_many_cases_as_there_are() -> None:
+    """A stale table: ``make kernel-tables``, or the check with ``--subset --markdown docs/kernels.md``."""
+    found = {(row[0], row[1]): int(row[2]) + int(row[7]) for row in table_rows(check_report.CHECK_TABLE)}
+    archs = sorted({arch for _, arch in found})
+    whole = check.parse([])
+    subset = check.parse(["--subset"])
+    counts = [
+        Counter((case.op, arch) for arch in archs for case in check.chosen_cases(arch, options))
+        for options in (whole, subset)
+    ]
+    assert {"sm_90", "gfx942"} <= set(archs) <= set(TARGETS)
+    assert found in counts
+    assert all(row[8] == "0" for row in table_rows(check_report.CHECK_TABLE))
+
+
+def test_the_guide_has_the_static_cost_of_every_family() -> None:
+    rows = table_rows(check_report.COST_TABLE)
+    assert {"paged_attention", "write_kv", "linear", "expert_linear", "rms_norm", "rope"} <= {row[0] for row in rows}
+    assert "sm_90" in {arch for row in rows for arch in row[3].split(", ")}
+    assert {row[-1] for row in rows} == {"ok"}

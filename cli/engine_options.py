@@ -16,7 +16,7 @@ _FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "device": {"choices": DEVICES, "help": "where to compute"},
     "dtype": {"choices": DTYPES, "help": "element type of activations and unquantized weights"},
-    "quantize": {"metavar": "METHOD:BITS:GROUP", "help": "quantize first, once, such as rtn:4:32"},
+    "quantize": {"metavar": "METHOD[:...]", "help": "quantize first, once, such as rtn:4:32, fp8 or auto:4.25"},
     "quantization": {
         "choices": QUANTIZATIONS,
         "help": "round the weights of a 16- or 32-bit checkpoint while they load",

@@ -160,9 +160,11 @@ class _Run:
         return stored
 
     def _error(self, module: str, result: LayerWeights) -> ModuleError:
-        weight = _finite_weight(self.checkpoint, module)
-        error = (dequantize(result.quantized[module]) - weight).norm() / weight.norm().clamp(min=1e-30)
-        return ModuleError(module=module, relative_rms=float(error), output_error=result.output_errors.get(module))
+        error = result.weight_errors.get(module)
+        if error is None:
+            weight = _finite_weight(self.checkpoint, module)
+            error = float((dequantize(result.quantized[module]) - weight).norm() / weight.norm().clamp(min=1e-30))
+        return ModuleError(module=module, relative_rms=error, output_error=result.output_errors.get(module))
 
 
 def _report(

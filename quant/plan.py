@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +14,7 @@ from ..log import get_logger
 from .formats import TensorSource
 from .formats.write_format import WriteFormat
 from .scheme import Scheme
-from .spec import GROUP_SIZES, QuantizeSpec
+from .spec import GROUP_SIZES, GROUPED, QuantizeSpec
 from .tensor_writer import TensorSpec
 
 log = get_logger(__name__)
@@ -71,8 +71,11 @@ def stored_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float16 if dtype in (torch.float32, torch.float64) else dtype
 
 
-def make_plan(source: TensorSource, spec: QuantizeSpec, writer: WriteFormat) -> QuantizePlan:
-    """Sort the tensors by layer and choose what is quantized.
+def make_plan(
+    source: TensorSource, spec: QuantizeSpec, writer: WriteFormat, chosen: Mapping[str, Scheme] | None = None
+) -> QuantizePlan:
+    """Sort the tensors by layer and choose what is quantized: with the scheme ``chosen`` for a module, else with the
+    first of the spec's that its matrix can be stored with.
 
     ConfigError when nothing can be, naming the group sizes that would fit.
     """
@@ -87,10 +90,14 @@ def make_plan(source: TensorSource, spec: QuantizeSpec, writer: WriteFormat) -> 
             layer.copy.append(name)
             continue
         reason: str | None = "not a projection"
+        scheme = (chosen or {}).get(module, spec.scheme)
         if _LINEAR.search(module):
-            reason = writer.cannot_store(source.shape(name), spec.scheme)
+            reason = writer.cannot_store(source.shape(name), scheme)
+            others = storable(writer, source.shape(name), spec) if reason else []
+            if others:
+                scheme, reason = others[0], None
         if reason is None:
-            layer.quantize[module] = spec.scheme
+            layer.quantize[module] = scheme
         else:
             layer.copy.append(name)
             plain.append((module, reason))
@@ -100,19 +107,23 @@ def make_plan(source: TensorSource, spec: QuantizeSpec, writer: WriteFormat) -> 
     return plan
 
 
+def storable(writer: WriteFormat, shape: tuple[int, ...], spec: QuantizeSpec) -> list[Scheme]:
+    """Those of the spec's schemes that a matrix of ``shape`` can be stored with."""
+    return [scheme for scheme in spec.schemes if writer.cannot_store(shape, scheme) is None]
+
+
 def _check(plan: QuantizePlan, source: TensorSource) -> None:
     misfits = [(module, reason) for module, reason in plan.plain if _LINEAR.search(module)]
     if any(layer.quantize for layer in plan.layers):
         if misfits:
-            log.warning(
-                "%d linear layers stay plain, such as %s: %s; sizes that fit all: %s",
-                len(misfits), *misfits[0], _fitting_sizes(plan, source),
-            )  # fmt: skip
+            sizes = f"; sizes that fit all: {_fitting_sizes(plan, source)}" if plan.spec.method in GROUPED else ""
+            log.warning("%d linear layers stay plain, such as %s: %s%s", len(misfits), *misfits[0], sizes)
         return
     if not misfits:
         raise ConfigError("the model has no linear layer to quantize: no projection matrix in any decoder layer")
     module, reason = misfits[0]
-    raise ConfigError(f"nothing to quantize: {module}: {reason}; sizes that fit: {_fitting_sizes(plan, source)}")
+    sizes = f"; sizes that fit: {_fitting_sizes(plan, source)}" if plan.spec.method in GROUPED else ""
+    raise ConfigError(f"nothing to quantize: {module}: {reason}{sizes}")
 
 
 def _fitting_sizes(plan: QuantizePlan, source: TensorSource) -> str:
@@ -120,6 +131,8 @@ def _fitting_sizes(plan: QuantizePlan, source: TensorSource) -> str:
     modules = [module for layer in plan.layers for module in layer.quantize]
     modules += [module for module, _ in plan.plain if _LINEAR.search(module)]
     shapes = {source.shape(f"{module}.weight") for module in modules}
-    schemes = [dataclasses.replace(plan.spec, group_size=size).scheme for size in GROUP_SIZES]
-    fitting = [s.group_size for s in schemes if all(plan.writer.cannot_store(shape, s) is None for shape in shapes)]
+    schemes = {size: dataclasses.replace(plan.spec, group_size=size).scheme for size in GROUP_SIZES}
+    fitting = [
+        size for size, s in schemes.items() if all(plan.writer.cannot_store(shape, s) is None for shape in shapes)
+    ]
     return ", ".join(map(str, fitting)) or "none"

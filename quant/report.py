@@ -68,7 +68,7 @@ class QuantizeReport:
         rows = [
             ("model", self.model),
             ("output", str(self.output)),
-            ("scheme", f"{self.spec.method} {self.spec.scheme}"),
+            ("scheme", self.spec.description),
             ("decoder layers", str(self.num_layers)),
             ("linear layers", f"{len(self.errors)} quantized, {len(self.plain)} left plain"),
             ("bits per weight", self._bits()),

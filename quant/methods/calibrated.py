@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from ...errors import CheckpointError
 from ..calibration.activation_store import ActivationStore
 from ..calibration.block_model import BlockModel
 from ..calibration.layer_inputs import observed, run_until
@@ -18,6 +19,7 @@ from ..canonical import dequantize
 from ..plan import LayerPlan
 from ..scheme import Scheme
 from .layer_method import LayerWeights
+from .scaling import FindScale, scale_layer
 from .statistics import InputStatistics
 
 # Tokens that pass through a layer at once.
@@ -26,8 +28,19 @@ BATCH_TOKENS = 4096
 DEFAULT_MEMORY = 4 << 30
 
 
+# Tokens that scales are searched on.
+SCALE_TOKENS = 1024
+
+
 class GroupQuantizer(Protocol):
-    """Quantizes modules that read the same input, given its statistics; all names are full ones."""
+    """Quantizes modules that read the same input, given its statistics; all names are full ones.
+
+    ``needs_products``: it looks at products of inputs, and not only at their ranges. ``needs_originals``: at the inputs
+    of the original model as well.
+    """
+
+    needs_products: bool
+    needs_originals: bool
 
     def __call__(
         self,
@@ -42,14 +55,21 @@ class CalibratedLayers:
     """Walks the decoder layers of ``model`` with calibration ``windows`` int64 [B, L].
 
     Two streams of hidden states go through: the original model's and the quantized one's. ``memory`` bytes
-    of them are kept in memory, more lies on disk.
+    of them are kept in memory, more lies on disk. With ``find_scale`` a layer is scaled before it is quantized.
     """
 
     def __init__(
-        self, model: BlockModel, windows: Tensor, quantize: GroupQuantizer, *, memory: int = DEFAULT_MEMORY
+        self,
+        model: BlockModel,
+        windows: Tensor,
+        quantize: GroupQuantizer,
+        *,
+        find_scale: FindScale | None = None,
+        memory: int = DEFAULT_MEMORY,
     ) -> None:
         self._model = model
         self._quantize = quantize
+        self._find_scale = find_scale
         self._memory = memory
         self._batch = max(1, BATCH_TOKENS // windows.shape[1])
         hidden = model.config.hidden_size
@@ -67,9 +87,13 @@ class CalibratedLayers:
         original = self._model.load_layer(index)
         layer = copy.deepcopy(original)
         modules = {self._local(index, name): name for name in plan.quantize}
+        self._check_finite(layer, modules)
         order = stages(modules)
-        stores = self._original_inputs(index, original, [group for groups in order for group in groups])
         result = LayerWeights()
+        if self._find_scale is not None:
+            self._scale(index, original, plan, modules, self._find_scale, result)
+            layer = copy.deepcopy(original)
+        stores = self._original_inputs(index, original, [group for groups in order for group in groups])
         for groups in order:
             statistics = self._statistics(index, layer, groups, stores)
             for group in groups:
@@ -77,9 +101,38 @@ class CalibratedLayers:
                 schemes = {name: plan.quantize[name] for name in weights}
                 self._quantize(weights, schemes, statistics[group.first], result)
                 for name, weight in weights.items():
-                    weight.copy_(dequantize(result.quantized[name]))
+                    quantized = dequantize(result.quantized[name])
+                    result.weight_errors[name] = float((quantized - weight).norm() / weight.norm().clamp(min=1e-30))
+                    weight.copy_(quantized)
         self._advance(index, layer)
         return result
+
+    def _check_finite(self, layer: nn.Module, modules: Mapping[str, str]) -> None:
+        for local, name in modules.items():
+            if not bool(_linear(layer, local).weight.isfinite().all()):
+                where = self._model.checkpoint.location(f"{name}.weight")
+                raise CheckpointError(f"{name}.weight in {where} holds NaN or infinity; nothing was written")
+
+    def _scale(
+        self,
+        index: int,
+        layer: nn.Module,
+        plan: LayerPlan,
+        modules: Mapping[str, str],
+        find: FindScale,
+        result: LayerWeights,
+    ) -> None:
+        """Scale ``layer`` in place; what changes and stays dense is part of the result."""
+        hidden = self._states.get(0, max(1, min(len(self._states), SCALE_TOKENS // self._shape[1])))
+        before = {name: parameter.data.clone() for name, parameter in layer.named_parameters()}
+        with torch.inference_mode():
+            schemes = {local: plan.quantize[name] for local, name in modules.items()}
+            prefix = self._model.layer_name(index)
+            run = functools.partial(self._model.run, index, hidden=hidden)
+            result.notes += [f"{prefix}.{note}" for note in scale_layer(layer, schemes, find, run)]
+        for name, parameter in layer.named_parameters():
+            if name.removesuffix(".weight") not in modules and not torch.equal(parameter.data, before[name]):
+                result.changed[self._model.stored_name(f"{prefix}.{name}")] = parameter.data
 
     def skip(self, plan: LayerPlan, done: LayerWeights) -> None:
         """Pass a layer that was quantized before."""
@@ -104,7 +157,7 @@ class CalibratedLayers:
     ) -> dict[str, ActivationStore]:
         """Inputs of the original layer's groups; the original stream moves on to its output."""
         stores: dict[str, ActivationStore] = {}
-        plain = [group for group in groups if not group.is_routed]
+        plain = [group for group in groups if self._quantize.needs_originals and not group.is_routed]
         share = self._memory // 2 // max(len(plain), 1)
         for start, hidden in self._originals.batches(self._batch):
 
@@ -124,7 +177,8 @@ class CalibratedLayers:
             group.first: InputStatistics(
                 _linear(layer, group.first).in_features,
                 self._model.device,
-                with_deviation=not group.is_routed,
+                with_products=self._quantize.needs_products,
+                with_deviation=self._quantize.needs_originals and not group.is_routed,
             )
             for group in groups
         }
@@ -132,11 +186,26 @@ class CalibratedLayers:
             end = start + len(hidden)
 
             def add(group: InputGroup, x: Tensor, start: int = start, end: int = end) -> None:
-                store = None if group.is_routed else originals[group.first]
+                store = originals.get(group.first)
                 statistics[group.first].add(x, None if store is None else store.get(start, end))
 
             run_until(layer, groups, add, functools.partial(self._model.run, index, layer, hidden))
+        _lend_ranges(groups, statistics)
         return statistics
+
+
+def _lend_ranges(groups: Sequence[InputGroup], statistics: Mapping[str, InputStatistics]) -> None:
+    """Experts that no token reached take the range of inputs from the experts of their layer that some did."""
+    kinds: dict[tuple[str, ...], list[InputStatistics]] = {}
+    for group in groups:
+        if group.is_routed:
+            kind = tuple(name.rpartition(".")[2] for name in group.modules)
+            kinds.setdefault(kind, []).append(statistics[group.first])
+    for every in kinds.values():
+        largest = torch.stack([one.max_abs for one in every]).amax(0)
+        for one in every:
+            if one.num_tokens == 0:
+                one.max_abs = largest
 
 
 def _number(plan: LayerPlan) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...engine.sources import ModelFiles
 from ...engine.weights.checkpoint import Checkpoint
 from ..calibration import CalibrationSpec
@@ -9,6 +11,10 @@ from ..spec import QuantizeSpec
 from .layer_method import LayerMethod, ReadWeight
 from .rounding import RoundedLayers
 from .rtn import quantize_rtn
+
+if TYPE_CHECKING:
+    from .calibrated import GroupQuantizer
+    from .scaling import FindScale
 
 
 def layer_method(
@@ -22,8 +28,17 @@ def layer_method(
     from ..calibration.block_model import BlockModel
     from ..calibration.texts import calibration_windows
     from .calibrated import CalibratedLayers
+
+    windows = calibration_windows(load_tokenizer(files), calibration)
+    quantizer, find_scale = _parts(spec)
+    return CalibratedLayers(BlockModel(files, checkpoint), windows, quantizer, find_scale=find_scale)
+
+
+def _parts(spec: QuantizeSpec) -> tuple[GroupQuantizer, FindScale | None]:
+    from .awq import ClippedGroups, search_scale
     from .gptq import GPTQOptions
     from .gptq_layers import GPTQGroups
 
-    windows = calibration_windows(load_tokenizer(files), calibration)
-    return CalibratedLayers(BlockModel(files, checkpoint), windows, GPTQGroups(GPTQOptions(order=spec.order)))
+    if spec.method == "awq":
+        return ClippedGroups(), search_scale
+    return GPTQGroups(GPTQOptions(order=spec.order)), None

@@ -18,7 +18,10 @@ from .statistics import InputStatistics
 class GPTQGroups:
     """A `GroupQuantizer`."""
 
+    needs_products = True
+
     def __init__(self, options: GPTQOptions) -> None:
+        self.needs_originals = options.correction > 0
         self._options = options
 
     def __call__(

@@ -7,11 +7,12 @@ scale to the codes that it produced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..scheme import WeightOnly
 
@@ -22,6 +23,8 @@ NUM_FITS = 2
 # Scales are stored in float16; a smaller one would round to zero and lose its group.
 SMALLEST_SCALE = 2.0**-24
 LARGEST_SCALE = 65504.0
+# Errors times their importance.
+Weigh = Callable[[Tensor], Tensor]
 
 
 @dataclass(slots=True)
@@ -43,59 +46,98 @@ class GroupGrid:
         return torch.where(better, other_error, error)
 
 
-def search_grid(groups: Tensor, scheme: WeightOnly, importance: Tensor | None = None) -> GroupGrid:
+def in_groups(weight: Tensor, group_size: int) -> Tensor:
+    """``weight`` [N, K] in float32 as [N, G, group].
+
+    A short last group is filled with its own last value, which changes neither its range nor its best scale much.
+    """
+    padded = weight.float()
+    if weight.shape[1] % group_size:
+        padded = F.pad(padded.unsqueeze(0), (0, -weight.shape[1] % group_size), mode="replicate").squeeze(0)
+    return padded.unflatten(1, (-1, group_size))
+
+
+def round_to_range(weight: Tensor, scheme: WeightOnly) -> Tensor:
+    """``weight`` [N, K] on grids over each group's whole range, dequantized: what a search can afford many times."""
+    groups = in_groups(weight, scheme.resolved_group_size(weight.shape[1]))
+    top = 2**scheme.bits - 1
+    grid = next(_candidates(groups, scheme, top, positive=False))
+    return grid.levels(groups, top).mul_(grid.scale).flatten(1)[:, : weight.shape[1]]
+
+
+def search_grid(
+    groups: Tensor, scheme: WeightOnly, importance: Tensor | None = None, *, positive: bool = False
+) -> GroupGrid:
     """The grid of each group in ``groups`` [N, G, group].
 
-    ``importance`` [..., G, group] weighs the squared errors; None: all alike.
+    ``importance`` weighs the squared errors: [..., G, group] each column, [G, group, group] the products of any two of
+    a group's, as second moments of its inputs do (of three dimensions only this is square); None: all alike.
+    ``positive``: no negative scales, which point a symmetric grid's longer end the other way.
     """
     top = 2**scheme.bits - 1
+    weigh = _weigher(groups, importance)
     best: GroupGrid | None = None
     best_error = torch.empty(0)
-    for candidate in _candidates(groups, scheme, top):
-        error = _squared_error(groups, candidate, top, importance)
+    for candidate in _candidates(groups, scheme, top, positive=positive):
+        error = _squared_error(groups, candidate, top, weigh)
         if best is None:
             best, best_error = candidate, error
         else:
             best_error = best.take_better(candidate, best_error, error)
     assert best is not None
     for _ in range(NUM_FITS):
-        fitted = _fitted(groups, best, top, importance)
-        best_error = best.take_better(fitted, best_error, _squared_error(groups, fitted, top, importance))
+        fitted = _fitted(groups, best, top, weigh)
+        if positive:
+            fitted = GroupGrid(torch.where(fitted.scale > 0, fitted.scale, best.scale), fitted.zero)
+        best_error = best.take_better(fitted, best_error, _squared_error(groups, fitted, top, weigh))
     return best
 
 
-def _candidates(groups: Tensor, scheme: WeightOnly, top: int) -> Iterator[GroupGrid]:
+def _weigher(groups: Tensor, importance: Tensor | None) -> Weigh:
+    if importance is None:
+        return lambda values: values
+    if importance.shape == (groups.shape[1], groups.shape[2], groups.shape[2]):
+        return lambda values: (values.transpose(0, 1) @ importance).transpose(0, 1)
+    return lambda values: values * importance
+
+
+def _candidates(groups: Tensor, scheme: WeightOnly, top: int, *, positive: bool) -> Iterator[GroupGrid]:
     fractions = [1 - index * STEP for index in range(round((1 - SMALLEST_RANGE[scheme.bits]) / STEP) + 1)]
+    if scheme.symmetric and positive:
+        scale = groups.abs().amax(-1, keepdim=True) / (top // 2)
+        for fraction in fractions:
+            yield GroupGrid(storable_scale(scale * fraction), torch.full_like(scale, top // 2 + 1))
+        return
     if scheme.symmetric:
         # The grid reaches one step further below its zero than above: point that end at the largest value, or away.
         middle = 2 ** (scheme.bits - 1)
         scale = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -middle
         zero = torch.full_like(scale, middle)
         for fraction in fractions:
-            yield from (GroupGrid(_storable(scale * sign * fraction), zero.clone()) for sign in (1.0, -1.0))
+            yield from (GroupGrid(storable_scale(scale * sign * fraction), zero.clone()) for sign in (1.0, -1.0))
         return
     low = groups.amin(-1, keepdim=True).clamp(max=0.0)
     high = groups.amax(-1, keepdim=True).clamp(min=0.0)
     for fraction in fractions:
-        scale = _storable((high - low) * (fraction / top))
+        scale = storable_scale((high - low) * (fraction / top))
         yield GroupGrid(scale, (-low * fraction / scale).round().clamp(0, top))
 
 
-def _fitted(groups: Tensor, grid: GroupGrid, top: int, importance: Tensor | None) -> GroupGrid:
+def _fitted(groups: Tensor, grid: GroupGrid, top: int, weigh: Weigh) -> GroupGrid:
     """The scale that fits the grid's codes best: a least-squares line through zero."""
     levels = grid.levels(groups, top)
-    weighted = levels if importance is None else levels * importance
+    weighted = weigh(levels)
     power = (weighted * levels).sum(-1, keepdim=True)
     scale = (weighted * groups).sum(-1, keepdim=True) / power.clamp(min=torch.finfo(power.dtype).tiny)
-    return GroupGrid(torch.where(power > 0, _storable(scale), grid.scale), grid.zero)
+    return GroupGrid(torch.where(power > 0, storable_scale(scale), grid.scale), grid.zero)
 
 
-def _storable(scale: Tensor) -> Tensor:
+def storable_scale(scale: Tensor) -> Tensor:
     """Round to what float16 holds, away from zero and infinity, keeping the sign."""
     magnitude = scale.abs().clamp(SMALLEST_SCALE, LARGEST_SCALE).to(torch.float16).float()
     return torch.where(scale < 0, -magnitude, magnitude)
 
 
-def _squared_error(groups: Tensor, grid: GroupGrid, top: int, importance: Tensor | None) -> Tensor:
-    error = (grid.levels(groups, top).mul_(grid.scale) - groups).square_()
-    return (error if importance is None else error.mul_(importance)).sum(-1, keepdim=True)
+def _squared_error(groups: Tensor, grid: GroupGrid, top: int, weigh: Weigh) -> Tensor:
+    error = grid.levels(groups, top).mul_(grid.scale).sub_(groups)
+    return (weigh(error) * error).sum(-1, keepdim=True)

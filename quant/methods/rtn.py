@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..canonical import PackedWeight
 from ..packing import pack
 from ..scheme import WeightOnly
 from ..threads import single_threaded_pool
-from .grid import search_grid
+from .grid import in_groups, search_grid
 
 # Weights worked on at once: the temporaries stay in the caches.
 CHUNK = 1 << 18
@@ -45,11 +44,7 @@ class _Rows:
 
 def _quantize_rows(weight: Tensor, scheme: WeightOnly, group_size: int) -> _Rows:
     columns = weight.shape[1]
-    # A short last group is filled with its own last value, which changes neither its range nor its best scale much.
-    padded = weight.float()
-    if columns % group_size:
-        padded = F.pad(padded.unsqueeze(0), (0, -columns % group_size), mode="replicate").squeeze(0)
-    groups = padded.unflatten(1, (-1, group_size))
+    groups = in_groups(weight, group_size)
     top = 2**scheme.bits - 1
     best = search_grid(groups, scheme)
     codes = (best.levels(groups, top) + best.zero).to(torch.uint8)

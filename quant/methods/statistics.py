@@ -12,11 +12,20 @@ class InputStatistics:
     ``hessian``    float32 [K, K]: sum of x x^T / T over the inputs as they are in the quantized model.
     ``deviation``  float32 [K, K] or None: sum of (x_original - x) x^T / T, what the layers before it did to the inputs.
     ``mean_abs``, ``max_abs``  float32 [K].
+    Without products there is no ``hessian``.
     """
 
-    def __init__(self, in_features: int, device: torch.device | str = "cpu", *, with_deviation: bool = False) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        device: torch.device | str = "cpu",
+        *,
+        with_products: bool = True,
+        with_deviation: bool = False,
+    ) -> None:
         self.num_tokens = 0
-        self._products = torch.zeros(in_features, in_features, device=device)
+        size = in_features if with_products else 0
+        self._products = torch.zeros(size, size, device=device)
         self._deviations = torch.zeros_like(self._products) if with_deviation else None
         self._sum_abs = torch.zeros(in_features, device=device)
         self.max_abs = torch.zeros(in_features, device=device)
@@ -25,7 +34,8 @@ class InputStatistics:
         """Take in inputs [..., K], with those of the unquantized model where deviations are kept."""
         x = x.reshape(-1, x.shape[-1]).float()
         self.num_tokens += x.shape[0]
-        self._products.addmm_(x.T, x)
+        if len(self._products):
+            self._products.addmm_(x.T, x)
         magnitude = x.abs()
         self._sum_abs += magnitude.sum(0)
         if x.shape[0]:

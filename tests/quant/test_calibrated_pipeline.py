@@ -7,30 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from quantized_models import FEW, divergence
 from safetensors.torch import load_file
-from twofold import LLM
-from twofold.engine.sources import resolve_model
-from twofold.engine.tokenizer import load_tokenizer
 from twofold.errors import ConfigError
 from twofold.quant import QuantizeSpec, quantize_model
 from twofold.quant.calibration import CalibrationSpec
-from twofold.quant.calibration.texts import EVALUATION_SAMPLE, sample_path, text_windows
 
 TinyModel = Callable[..., Path]
-FEW = CalibrationSpec(num_sequences=16, length=32)
-
-
-def logits(model: Path, ids: list[int]) -> torch.Tensor:
-    with LLM(str(model), device="cpu", dtype="float32") as llm:
-        return llm.logits(ids)
-
-
-def divergence(model: Path, source: Path) -> float:
-    """Nats a token on text that was not calibrated on."""
-    tokenizer = load_tokenizer(resolve_model(str(source)))
-    ids = text_windows(tokenizer, sample_path(EVALUATION_SAMPLE), 128)[3].tolist()
-    original, quantized = logits(source, ids).log_softmax(-1), logits(model, ids).log_softmax(-1)
-    return float((original.exp() * (original - quantized)).sum(-1).mean())
 
 
 @pytest.mark.parametrize("order", ["static", "full"])

@@ -40,10 +40,11 @@ from .state import ServerState
 
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation, ``n`` times, at once or as a stream of events."""
-    return await answer_request(request, ChatRequest, _prepare)
+    return await answer_request(request, ChatRequest, prepare_chat)
 
 
-async def _prepare(state: ServerState, body: ChatRequest, arrival: float) -> ChatAnswer:
+async def prepare_chat(state: ServerState, body: ChatRequest, arrival: float) -> ChatAnswer:
+    """The answer to a checked body; other APIs turn their requests into such bodies."""
     client = state.ready_client()
     fields = sampling_fields(body)
     fields["max_tokens"] = body.token_limit()
@@ -133,6 +134,12 @@ class ChatAnswer:
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
+        """The chunks as server-sent events."""
+        async with aclosing(self.chunks()) as chunks:
+            async for chunk in chunks:
+                yield event(msgspec.json.encode(chunk))
+
+    async def chunks(self) -> AsyncGenerator[ChatChunk, None]:
         """Per choice: the role, the text in pieces, one last chunk with finish_reason; then the usage if asked."""
         begun: set[int] = set()
         async with aclosing(self._generation.deltas()) as deltas:
@@ -143,10 +150,9 @@ class ChatAnswer:
                 for choice in self._chunk_choices(index, delta):
                     yield self._chunk(choice)
         if self._body.include_usage:
-            chunk = ChatChunk(
+            yield ChatChunk(
                 id=self.id, created=self._created, model=self._body.model, choices=[], usage=self._generation.usage()
             )
-            yield event(msgspec.json.encode(chunk))
 
     def _chunk_choices(self, index: int, delta: SampleDelta) -> list[ChatChunkChoice]:
         choices = []
@@ -161,11 +167,8 @@ class ChatAnswer:
             choices.append(last)
         return choices
 
-    def _chunk(self, choice: ChatChunkChoice) -> bytes:
-        chunk = ChatChunk(
-            id=self.id, created=self._created, model=self._body.model, choices=[choice], usage=self._usage
-        )
-        return event(msgspec.json.encode(chunk))
+    def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
+        return ChatChunk(id=self.id, created=self._created, model=self._body.model, choices=[choice], usage=self._usage)
 
     def _entries(self, delta: SampleDelta) -> list[TokenEntry]:
         if not self._body.logprobs or not delta.logprobs:

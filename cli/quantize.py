@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from ..quant.calibration.spec import CalibrationSpec
-from ..quant.spec import BITS, GROUP_SIZES, METHODS, ORDERS, QuantizeSpec
+from ..quant.spec import BITS, FORMATS, GROUP_SIZES, METHODS, ORDERS, QuantizeSpec
 from .parser import byte_size, whole_number
 
 _DEFAULT = QuantizeSpec()
@@ -34,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--order", choices=ORDERS, default=_DEFAULT.order, help="gptq: the order in which columns are rounded"
+    )
+    parser.add_argument(
+        "--format", choices=FORMATS, help="how the result is stored (default: what most tools read the scheme from)"
     )
     _add_calibration(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace a model that is already in DIR")
@@ -73,7 +76,12 @@ def run(args: argparse.Namespace) -> int:
     from ..quant.progress import layer_progress
 
     spec = QuantizeSpec(
-        method=args.method, bits=args.bits, group_size=args.group_size, symmetric=args.symmetric, order=args.order
+        method=args.method,
+        bits=args.bits,
+        group_size=args.group_size,
+        symmetric=args.symmetric,
+        order=args.order,
+        format=args.format,
     )
     calibration = CalibrationSpec(
         source=Path(args.calibration).expanduser() if args.calibration else None,

@@ -50,8 +50,10 @@ def check_space(output: Path, needed: int) -> None:
         raise ConfigError(f"output {output} needs {needed / 1e9:.2f} GB; its disk has {free / 1e9:.2f} GB free")
 
 
-def write_side_files(files: ModelFiles, folder: Path, quantization: dict[str, Any], dtype: str) -> None:
-    """config.json with the quantization, quantize_config.json, and all side files of the model, byte for byte.
+def write_side_files(
+    files: ModelFiles, folder: Path, quantization: dict[str, Any], dtype: str, side_config: str | None
+) -> None:
+    """config.json with the quantization, a ``side_config`` of it alone, and all side files of the model, byte for byte.
 
     Code of the model (``*.py``) is copied like any other file; Twofold never runs it.
     """
@@ -63,7 +65,8 @@ def write_side_files(files: ModelFiles, folder: Path, quantization: dict[str, An
     config["dtype" if "dtype" in config else "torch_dtype"] = dtype
     config["quantization_config"] = quantization
     _write_json(folder / "config.json", config)
-    _write_json(folder / "quantize_config.json", quantization)
+    if side_config is not None:
+        _write_json(folder / side_config, quantization)
 
 
 def source_dtype(files: ModelFiles) -> str:

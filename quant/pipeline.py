@@ -26,7 +26,7 @@ from .formats import Format, detect_format
 from .formats.writers import writer_for
 from .methods.choice import layer_method
 from .methods.layer_method import LayerMethod, LayerWeights
-from .plan import LayerPlan, QuantizePlan, make_plan, stored_dtype
+from .plan import SIDES, LayerPlan, QuantizePlan, make_plan, stored_dtype
 from .report import ModuleError, QuantizeReport
 from .spec import QuantizeSpec, parse_quantize_spec
 from .tensor_writer import TensorSpec, TensorWriter
@@ -55,21 +55,22 @@ def quantize_model(
     """
     started = time.perf_counter()
     spec = parse_quantize_spec(spec) if isinstance(spec, str) else spec
+    writer = writer_for(spec)
     files = resolve_model(model)
     check_output(output, files.path, overwrite=overwrite)
     if load_model_config(files).quantization is not None:
         raise ConfigError(f"{model} is quantized already; give the original model")
     checkpoint = open_checkpoint(files)
-    plan = make_plan(checkpoint, spec, writer_for(spec))
+    plan = make_plan(checkpoint, spec, writer)
     tensors = list(plan.tensors(checkpoint))
     check_space(output, sum(tensor.nbytes for tensor in tensors))
     calibration = calibration or CalibrationSpec()
     method = layer_method(spec, files, checkpoint, calibration, lambda name: _finite_weight(checkpoint, name))
     key = f"{content_key(files, spec)} {calibration if spec.is_calibrated else ''} {max_shard_bytes}"
     with WorkFolder(output, key) as work:
-        quantization = plan.writer.config(plan.schemes, [module for module, _ in plan.plain], spec.method)
-        dtype = stored_dtype(getattr(torch, source_dtype(files)))
-        write_side_files(files, work.folder, quantization, str(dtype).removeprefix("torch."))
+        quantization = plan.writer.config(plan.schemes, plan.plain_modules(checkpoint), spec.method, spec.kv_cache)
+        dtype = str(stored_dtype(getattr(torch, source_dtype(files)))).removeprefix("torch.")
+        write_side_files(files, work.folder, quantization, dtype, plan.writer.side_config)
         run = _Run(checkpoint, plan, method, detect_format(quantization), work)
         run.all_layers(tensors, max_shard_bytes, progress or _ignore)
     return _report(model, files, output, run, tensors, started)
@@ -118,7 +119,7 @@ class _Run:
             for module, scheme in layer.quantize.items()
             for part in self.plan.writer.tensor_layout(self._shape(module), scheme)
         ]
-        return [*layer.copy, *parts]
+        return [*layer.copy, *parts, *layer.kv_scales]
 
     def _shape(self, module: str) -> tuple[int, int]:
         rows, columns = self.checkpoint.shape(f"{module}.weight")
@@ -129,9 +130,12 @@ class _Run:
         for name in layer.copy:
             writer.write(name, self._dense(name, result.changed.get(name)))
         errors = [self._error(module, result) for module in layer.quantize]
-        for module in layer.quantize:
-            for part, tensor in self.plan.writer.to_tensors(result.quantized[module]).items():
+        for module, scheme in layer.quantize.items():
+            for part, tensor in self.plan.writer.to_tensors(result.quantized[module], scheme).items():
                 writer.write(f"{module}.{part}", tensor)
+        for name in layer.kv_scales:
+            attention, _, side = name.rpartition(".")
+            writer.write(name, result.kv_scales[attention][SIDES.index(side)].reshape(1).float())
         writer.flush()
         self.errors += errors
         self.notes += result.notes

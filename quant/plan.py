@@ -22,6 +22,9 @@ log = get_logger(__name__)
 _LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
 # Linear layers by name; other matrices of a layer (routers, low-rank factors) are small and sensitive: they stay dense.
 _LINEAR = re.compile(r"\.(?:[a-z_]+_proj|w[123])$")
+_NO_LINEAR = re.compile(r"embed|(?:^|\.)(?:lm_head|norm|wte|wpe)$")
+_ATTENTION = re.compile(r"^(.*\.layers\.\d+\.(?:self_attn|attention|attn))\.")
+SIDES = ("k_scale", "v_scale")
 
 
 @dataclass(slots=True)
@@ -30,11 +33,13 @@ class LayerPlan:
 
     ``quantize``  modules whose ``.weight`` is quantized, each with its scheme.
     ``copy``      names of tensors that are stored dense.
+    ``kv_scales`` names of scales for the KV cache, one number each.
     """
 
     number: int | None
     quantize: dict[str, Scheme] = field(default_factory=dict)
     copy: list[str] = field(default_factory=list)
+    kv_scales: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -64,6 +69,16 @@ class QuantizePlan:
                 rows, columns = source.shape(f"{module}.weight")
                 for part, (dtype, shape) in self.writer.tensor_layout((rows, columns), scheme).items():
                     yield TensorSpec(f"{module}.{part}", dtype, shape)
+            for name in layer.kv_scales:
+                yield TensorSpec(name, torch.float32, (1,))
+
+    def plain_modules(self, source: TensorSource) -> list[str]:
+        """Every matrix that stays dense and that a reader could take for a linear layer: those of the decoder, and
+        any outside it (a projector, a vision tower) but embeddings and the head."""
+        outside = (name.removesuffix(".weight") for name in self.layers[0].copy if name.endswith(".weight"))
+        linear = [name for name in outside if not _NO_LINEAR.search(name)]
+        matrices = [name for name in linear if len(source.shape(f"{name}.weight")) == 2]
+        return [module for module, _ in self.plain] + matrices
 
 
 def stored_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -102,6 +117,9 @@ def make_plan(
             layer.copy.append(name)
             plain.append((module, reason))
     ordered = [layers.pop(None), *(layers[number] for number in sorted(key for key in layers if key is not None))]
+    if spec.kv_cache is not None:
+        for layer in ordered:
+            layer.kv_scales = _kv_scales(layer)
     plan = QuantizePlan(spec, writer, ordered, plain)
     _check(plan, source)
     return plan
@@ -110,6 +128,12 @@ def make_plan(
 def storable(writer: WriteFormat, shape: tuple[int, ...], spec: QuantizeSpec) -> list[Scheme]:
     """Those of the spec's schemes that a matrix of ``shape`` can be stored with."""
     return [scheme for scheme in spec.schemes if writer.cannot_store(shape, scheme) is None]
+
+
+def _kv_scales(layer: LayerPlan) -> list[str]:
+    """Names of the scales of keys and of values in a decoder layer."""
+    names = (_ATTENTION.match(name) for name in (*layer.quantize, *layer.copy))
+    return [f"{module}.{side}" for module in sorted({name[1] for name in names if name}) for side in SIDES]
 
 
 def _check(plan: QuantizePlan, source: TensorSource) -> None:

@@ -20,6 +20,8 @@ GROUP_SIZES = (-1, 16, 32, 64, 128, 256, 512, 1024)
 SYMMETRY = {"asym": False, "sym": True}
 ORDERS = ("none", "group", "static", "full")
 KV_CACHES = ("fp8", "int8")
+# Layouts on disk; ``formats/writers.py`` has what writes them.
+FORMATS = ("gptq", "gptq_v2", "awq", "compressed-tensors", "fp8")
 # fp8: scales of weights and inputs. Per channel and per token; per channel and one calibrated number; per 128x128 block
 # and per 128 input features.
 VARIANTS: dict[str, Fp8] = {
@@ -65,6 +67,7 @@ class QuantizeSpec:
         _check("order", self.order, ORDERS)
         _check("variant of fp8", self.variant, tuple(VARIANTS))
         _check("KV cache", self.kv_cache, (None, *KV_CACHES))
+        _check("format", self.format, (None, *FORMATS))
         if (self.target_bits is None) == (self.method == "auto"):
             raise ConfigError(
                 "quantize: target bits go with the method auto, and it needs them; write auto:4.25 or "

@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..packing import unpack
+from ..packing import pack, unpack
 
 # Nibble i of a word holds column INTERLEAVED[i] of its eight; column j is in nibble POSITION[j].
 INTERLEAVED = (0, 2, 4, 6, 1, 3, 5, 7)
 POSITION = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def pack_interleaved(codes: Tensor) -> Tensor:
+    """Codes [R, C], C a multiple of 8, to int32 [R, C / 8] in gemm order."""
+    return pack(codes.unflatten(1, (-1, 8))[..., list(INTERLEAVED)].flatten(1), 4)
 
 
 def unpack_interleaved(words: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from ...engine.weights.checkpoint import Checkpoint
 from ..calibration import CalibrationSpec
 from ..spec import QuantizeSpec
 from .layer_method import LayerMethod, ReadWeight
+from .nearest import quantize_nearest
 from .rounding import RoundedLayers
-from .rtn import quantize_rtn
 
 if TYPE_CHECKING:
     from .calibrated import GroupQuantizer
@@ -22,7 +22,7 @@ def layer_method(
 ) -> LayerMethod:
     """The method of ``spec`` for a model. ConfigError where the calibration text does not do."""
     if not spec.is_calibrated:
-        return RoundedLayers(read, quantize_rtn)
+        return RoundedLayers(read, quantize_nearest)
     # transformers comes in only where a model is run.
     from ...engine.tokenizer import load_tokenizer
     from ..calibration.block_model import BlockModel

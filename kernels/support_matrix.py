@@ -52,7 +52,12 @@ SCHEMES: tuple[tuple[str, Scheme], ...] = (
     ("GPTQ 3 bits", WeightOnly(3, 128)),
     ("GPTQ 8 bits, W8A16", WeightOnly(8, 128)),
     ("bitsandbytes int8, `int8`", WeightOnly(8, -1)),
-    ("AWQ gemv_fast", Offset(4, 128, symmetric=False)),
+    ("AWQ gemv_fast", Offset(4, 128)),
+    ("GGUF Q4_0", WeightOnly(4, 32)),
+    ("GGUF Q8_0, Q5_0", WeightOnly(8, 32)),
+    ("GGUF Q4_1, Q4_K", Offset(4, 32)),
+    ("GGUF Q5_1, Q5_K", Offset(8, 32)),
+    ("GGUF Q6_K", WeightOnly(8, 16)),
     ("W4A8 int8", LowBit(4, 128, activation=_INT8)),
     ("W4A8 fp8", LowBit(4, 128, activation=_FP8)),
     ("W8A8 int8", Int8((1, -1), activation=_INT8)),
@@ -95,7 +100,7 @@ def render() -> str:
     lines = [_HEADER, "## Linear layers", "", *_tables(problems)]
     lines += ["## Experts", "", f"Of {NUM_EXPERTS} experts each token goes to {TOP_K}.", "", *_tables(experts)]
     lines += ["## Other operations", "", *_tables([*attention, *plain])]
-    lines += ["## Why not a better kernel", "", **_reasons([*problems, *attention, *plain])]
+    lines += ["## Why not a better kernel", "", *_reasons([*problems, *attention, *plain])]
     lines += ["## Why not a better kernel for experts", "", *_reasons(experts)]
     return "\n".join(lines)
 

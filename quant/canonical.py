@@ -59,7 +59,7 @@ class PackedWeight:
     ``shape``    (N, K).
     ``qweight``  int32 [N, ceil(K * bits / 32)]: unsigned codes as a little-endian bit stream along K (``packing.py``).
     ``scales``   [N, G] in the checkpoint's floating-point type; they may be negative.
-    ``zeros``    uint8 [N, G] (``Offset``: float32), or None: every zero is ``2 ** (bits - 1)``.
+    ``zeros``    uint8 [N, G], or None: every zero is ``2 ** (bits - 1)``. ``Offset``: offsets in the scales' dtype.
     ``perm``     int32 [K] or None. Packed column j belongs to input feature ``perm[j]``: y = x[:, perm] @ W_packed.T.
     ``input_scale``, ``input_zero``  float32 scalars for static activations (``LowBit``), or None.
     Packed column j is in group ``j // group_size``; the last group may be short.
@@ -79,6 +79,7 @@ class PackedWeight:
         assert self.qweight.shape == (rows, num_words(columns, self.scheme.bits)), "qweight does not fit the shape"
         assert self.scales.shape == (rows, groups), "scales do not fit the shape"
         assert self.zeros is None or self.zeros.shape == (rows, groups), "zeros do not fit the shape"
+        assert self.zeros is None or not isinstance(self.scheme, Offset) or self.zeros.dtype is self.scales.dtype
         assert (self.zeros is None) == self.scheme.symmetric, "zeros are stored exactly for asymmetric schemes"
         assert (self.perm is not None) == self.scheme.act_order, "perm is stored exactly for act-order schemes"
 
@@ -108,8 +109,12 @@ def dequantize(weight: CanonicalWeight, dtype: torch.dtype = torch.float32) -> T
         return weight.dequantize().to(dtype)
     columns = weight.shape[1]
     codes = unpack(weight.qweight, weight.scheme.bits, columns).to(torch.float32)
-    codes -= _per_column(_zeros(weight), weight.group_size, columns)
-    codes *= _per_column(weight.scales.to(torch.float32), weight.group_size, columns)
+    zeros = _per_column(_zeros(weight), weight.group_size, columns)
+    scales = _per_column(weight.scales.to(torch.float32), weight.group_size, columns)
+    if isinstance(weight.scheme, Offset):
+        codes = codes.mul_(scales).add_(zeros)
+    else:
+        codes = codes.sub_(zeros).mul_(scales)
     if weight.perm is None:
         return codes.to(dtype)
     restored = torch.empty_like(codes, dtype=dtype)

@@ -45,8 +45,7 @@ def with_scheme(weight: CanonicalWeight, scheme: Scheme) -> CanonicalWeight:
     groups = scheme.num_groups(columns)
     zeros = weight.zeros
     if zeros is None and not scheme.symmetric:
-        dtype = torch.float32 if isinstance(scheme, Offset) else torch.uint8
-        zeros = torch.full_like(weight.scales, 2 ** (scheme.bits - 1), dtype=dtype)
+        zeros = torch.full_like(weight.scales, 2 ** (scheme.bits - 1), dtype=torch.uint8)
     perm = weight.perm
     if perm is None and scheme.act_order:
         perm = torch.arange(columns, dtype=torch.int32, device=weight.qweight.device)

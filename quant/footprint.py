@@ -38,7 +38,7 @@ class StoredLinear:
 
     def _packed(self, scheme: WeightOnly | Offset | LowBit) -> int:
         rows, columns = self.shape
-        zero_bytes = 0 if scheme.symmetric else 4 if isinstance(scheme, Offset) else 1
+        zero_bytes = 0 if scheme.symmetric else self.scale_bytes if isinstance(scheme, Offset) else 1
         groups = rows * scheme.num_groups(columns) * (self.scale_bytes + zero_bytes)
         return rows * num_words(columns, scheme.bits) * 4 + groups + (4 * columns if scheme.act_order else 0)
 

@@ -87,11 +87,16 @@ class WeightOnly(_Groups):
 
 @dataclass(frozen=True, slots=True)
 class Offset(_Groups):
-    """Integer weights as in ``WeightOnly``, with zeros that are no integers: AWQ's gemv_fast stores rounded products
-    ``scale * zero``."""
+    """Integer weights with a float per group instead of a zero: ``W[n, k] = code[n, k] * scale[n, g] + offset[n, g]``.
+
+    So GGUF's types with a minimum have it, and AWQ's gemv_fast, which stores rounded products ``-scale * zero``.
+    """
+
+    symmetric: bool = False
 
     def __str__(self) -> str:
-        return f"{_Groups.__str__(self)} float zeros"
+        group = "channel" if self.group_size == -1 else f"g{self.group_size}"
+        return f"w{self.bits}{' ' if self.group_size == -1 else ''}{group} offset{' act-order' * self.act_order}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

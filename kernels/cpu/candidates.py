@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...platforms.spec import DeviceSpec
-from ...quant.scheme import Dense, WeightOnly
+from ...quant.scheme import Dense, Offset, WeightOnly
 from ..problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainProblem, SamplingProblem, dtype_name
 from ..registry import Candidate, Quality, Registry
 from ..sampling_options import MAX_COLUMNS
@@ -140,10 +140,12 @@ def _dense(spec: DeviceSpec, problem: LinearProblem) -> str | None:
 
 def _low_bit(spec: DeviceSpec, problem: LinearProblem) -> str | None:
     scheme = problem.scheme
-    if not isinstance(scheme, WeightOnly):
+    if not isinstance(scheme, WeightOnly | Offset):
         return f"the weight is {scheme}, not weight-only integers"
     if scheme.bits not in _BITS:
         return f"{scheme.bits}-bit codes straddle words; it decodes {', '.join(map(str, _BITS))} bits"
+    if isinstance(scheme, Offset) and scheme.bits == 2:
+        return "it adds offsets to 4 and 8 bits, not to 2"
     group_size = scheme.resolved_group_size(problem.in_features)
     per_word = 32 // scheme.bits
     if group_size % per_word and group_size < problem.in_features:

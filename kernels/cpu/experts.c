@@ -12,8 +12,9 @@
 
 /* In the order of experts.py. */
 enum { TOKENS, TOP_K, EXPERTS, IN, OUT, X_STRIDE, CHOICES_PER_ROW, WORDS, GROUPS, GROUP_SIZE, BITS };
-/* An expert's tensors: floats or codes, scales, zeros or NULL, and the input feature (int64) of each column or NULL. */
-enum { WEIGHT, SCALES, ZEROS, PERM, NUM_TENSORS };
+/* An expert's tensors: floats or codes, scales, zeros or NULL, offsets or NULL, and the input feature (int64) of each column or
+   NULL. */
+enum { WEIGHT, SCALES, ZEROS, OFFSETS, PERM, NUM_TENSORS };
 
 struct experts {
     const ptrdiff_t *sizes;
@@ -76,6 +77,7 @@ static struct linear linear_of(const struct experts *e, ptrdiff_t expert, ptrdif
     p.codes = tensors[WEIGHT];
     p.scales = tensors[SCALES];
     p.zeros = tensors[ZEROS];
+    p.offsets = tensors[OFFSETS];
     p.words = s[WORDS];
     p.groups = s[GROUPS];
     p.group_size = s[GROUP_SIZE];

@@ -15,13 +15,13 @@ from .library import functions
 from .panels import DensePanels, LowBitPanels
 
 # What experts.c calls an expert's tensors.
-_NUM_TENSORS = 4
+_NUM_TENSORS = 5
 _NUM_SIZES = 11
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertPanels:
-    """``weights`` keeps the panels alive that ``tensors`` points to, [E] of (floats or codes, scales, zeros, perm)."""
+    """``weights`` keeps the panels alive that ``tensors`` points to, [E] of (floats or codes, scales, zeros, offsets, perm)."""
 
     weights: list[Any]
     tensors: ctypes.Array[ctypes.c_void_p]
@@ -55,12 +55,12 @@ def of_panels(panels: Sequence[DensePanels | LowBitPanels]) -> ExpertPanels:
 
 def _pointers(panels: DensePanels | LowBitPanels) -> tuple[int | None, ...]:
     if isinstance(panels, DensePanels):
-        return panels.pointer, None, None, None
-    zeros, perm = panels.zeros, panels.perm
+        return panels.pointer, None, None, None, None
+    perm = panels.perm
     return (
         panels.codes.data_ptr(),
         panels.scales.data_ptr(),
-        None if zeros is None else zeros.data_ptr(),
+        *panels.zero_pointers,
         None if perm is None else perm.data_ptr(),
     )
 

@@ -53,18 +53,24 @@ INLINE void dense_tile(const int rows, const float *x, ptrdiff_t stride, const f
     }
 }
 
-/* The scale and zero of one group of one panel. */
+/* How codes become weights: the zeros may be stored, half the codes' range where a table of codes minus zero makes the difference
+   free, or replaced by an offset. */
+enum coding { ZERO, CENTRED, OFFSET, NUM_CODINGS };
+
+/* The scale and zero, or offset, of one group of one panel. */
 struct group {
     vf scale[PANEL_VECS];
     vf zero[PANEL_VECS];
 };
 
-INLINE struct group load_group(const struct linear *p, const int bits, ptrdiff_t panel, ptrdiff_t index) {
+INLINE struct group load_group(const struct linear *p, const int bits, const int coding, ptrdiff_t panel, ptrdiff_t index) {
     struct group group;
     ptrdiff_t place = (panel * p->groups + index) * PANEL;
     UNROLL_VECS {
         group.scale[v] = load(p->scales + place + v * LANES);
-        if (p->zeros) {
+        if (coding == OFFSET) {
+            group.zero[v] = load(p->offsets + place + v * LANES);
+        } else if (p->zeros) {
             int32_t zero[LANES];
             for (int lane = 0; lane < LANES; lane++) zero[lane] = p->zeros[place + v * LANES + lane];
             group.zero[v] = to_float(load_int(zero));
@@ -75,31 +81,32 @@ INLINE struct group load_group(const struct linear *p, const int bits, ptrdiff_t
     return group;
 }
 
-/* The weight that code number j of each lane's word stands for: (code - zero) * scale, the difference being exact. Where
-   `centred`, zero is half the codes' range, and with a table of codes minus zero the difference costs nothing. */
-INLINE vf decode(vi word, const int bits, const int centred, int j, vf scale, vf zero) {
+/* The weight that code number j of each lane's word stands for: (code - zero) * scale, the difference being exact, or
+   code * scale + zero with an offset as `zero`; that product is exact for scales of up to 16 bits. */
+INLINE vf decode(vi word, const int bits, const int coding, int j, vf scale, vf zero) {
     vi code = word >> (bits * j);
 #if defined(__AVX512F__)
     if (bits == 4) {
-        const float shift = centred ? -8.0f : 0.0f;
+        const float shift = coding == CENTRED ? -8.0f : 0.0f;
         const vf value = (vf)_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) + splat(shift);
         vf difference = (vf)_mm512_permutexvar_ps((__m512i)code, (__m512)value);
-        return (centred ? difference : difference - zero) * scale;
+        if (coding == OFFSET) return difference * scale + zero;
+        return (coding == CENTRED ? difference : difference - zero) * scale;
     }
 #endif
-    (void)centred;
-    return (to_float(code & splat_int((1 << bits) - 1)) - zero) * scale;
+    vf value = to_float(code & splat_int((1 << bits) - 1));
+    return coding == OFFSET ? value * scale + zero : (value - zero) * scale;
 }
 
 /* dense_tile on features first..last of a low-bit panel, decoding in registers. */
-INLINE void low_bit_tile(const struct linear *p, const int bits, const int centred, const int rows, const float *x, ptrdiff_t panel,
+INLINE void low_bit_tile(const struct linear *p, const int bits, const int coding, const int rows, const float *x, ptrdiff_t panel,
                          ptrdiff_t first, ptrdiff_t last, accumulators sum) {
     const int per_word = 32 / bits;
     const int32_t *codes = p->codes + panel * p->words * PANEL;
     for (ptrdiff_t k = first; k < last;) {
         ptrdiff_t index = k / p->group_size, end = (index + 1) * p->group_size;
         if (end > last) end = last;
-        struct group group = load_group(p, bits, panel, index);
+        struct group group = load_group(p, bits, coding, panel, index);
         for (; k < end; k += per_word) {
             const int32_t *place = codes + k / per_word * PANEL;
             vi word[PANEL_VECS];
@@ -112,7 +119,7 @@ INLINE void low_bit_tile(const struct linear *p, const int bits, const int centr
 #pragma GCC unroll 8
                 for (int j = 0; j < per_word; j++) {
                     vf column[PANEL_VECS];
-                    UNROLL_VECS column[v] = decode(word[v], bits, centred, j, group.scale[v], group.zero[v]);
+                    UNROLL_VECS column[v] = decode(word[v], bits, coding, j, group.scale[v], group.zero[v]);
                     UNROLL_ROWS {
                         vf value = splat(x[r * p->x_stride + k + j]);
                         UNROLL_VECS sum[r][v] += column[v] * value;
@@ -121,7 +128,7 @@ INLINE void low_bit_tile(const struct linear *p, const int bits, const int centr
             } else {
                 for (int j = 0; j < count; j++) {
                     vf column[PANEL_VECS];
-                    UNROLL_VECS column[v] = decode(word[v], bits, centred, j, group.scale[v], group.zero[v]);
+                    UNROLL_VECS column[v] = decode(word[v], bits, coding, j, group.scale[v], group.zero[v]);
                     UNROLL_ROWS {
                         vf value = splat(x[r * p->x_stride + k + j]);
                         UNROLL_VECS sum[r][v] += column[v] * value;
@@ -133,19 +140,20 @@ INLINE void low_bit_tile(const struct linear *p, const int bits, const int centr
 }
 
 /* out [last-first][PANEL]: the weights of features first..last of a low-bit panel. */
-INLINE void expand(const struct linear *p, const int bits, ptrdiff_t panel, ptrdiff_t first, ptrdiff_t last, float *out) {
+INLINE void expand(const struct linear *p, const int bits, const int coding, ptrdiff_t panel, ptrdiff_t first, ptrdiff_t last,
+                   float *out) {
     const int per_word = 32 / bits;
     const int32_t *codes = p->codes + panel * p->words * PANEL;
     for (ptrdiff_t k = first; k < last;) {
         ptrdiff_t index = k / p->group_size, end = (index + 1) * p->group_size;
         if (end > last) end = last;
-        struct group group = load_group(p, bits, panel, index);
+        struct group group = load_group(p, bits, coding, panel, index);
         for (; k < end; k += per_word) {
             const int32_t *place = codes + k / per_word * PANEL;
             int count = end - k < per_word ? (int)(end - k) : per_word;
             for (int j = 0; j < count; j++, out += PANEL)
                 UNROLL_VECS store(out + v * LANES,
-                                  decode(load_int(place + v * LANES), bits, 0, j, group.scale[v], group.zero[v]));
+                                  decode(load_int(place + v * LANES), bits, coding, j, group.scale[v], group.zero[v]));
         }
     }
 }
@@ -158,14 +166,14 @@ struct place {
     ptrdiff_t step;
 };
 
-INLINE void run_part(const struct linear *p, const int rows, const int bits, const int centred, struct place at) {
+INLINE void run_part(const struct linear *p, const int rows, const int bits, const int coding, struct place at) {
     accumulators sum;
     UNROLL_ROWS UNROLL_VECS sum[r][v] = (vf){0};
     const float *x = p->x + at.row * p->x_stride;
     if (bits == 0)
         dense_tile(rows, x + at.first, p->x_stride, at.dense, at.last - at.first, at.ahead, at.step, sum);
     else
-        low_bit_tile(p, bits, centred, rows, x, at.panel, at.first, at.last, sum);
+        low_bit_tile(p, bits, coding, rows, x, at.panel, at.first, at.last, sum);
     float *y = p->y + at.row * p->y_stride + at.panel * PANEL;
     const float *bias = p->bias ? p->bias + at.panel * PANEL : NULL;
     ptrdiff_t width = p->out_features - at.panel * PANEL;
@@ -182,11 +190,11 @@ INLINE void run_part(const struct linear *p, const int rows, const int bits, con
         }
 }
 
-INLINE void run_tile(const struct linear *p, const int rows, const int bits, const int centred, struct place at) {
+INLINE void run_tile(const struct linear *p, const int rows, const int bits, const int coding, struct place at) {
     struct place part = at;
     for (; part.first < at.last; part.first += SUM_K) {
         part.last = part.first + SUM_K < at.last ? part.first + SUM_K : at.last;
-        run_part(p, rows, bits, centred, part);
+        run_part(p, rows, bits, coding, part);
         part.dense += SUM_K * PANEL;
         part.ahead += SUM_K * part.step;
     }
@@ -208,13 +216,14 @@ static void dense_rows(const struct linear *p, int rows, struct place at) {
 }
 #undef CASE
 
-#define CASE(n, bits, centred) \
-    case 16 * n + 2 * (bits / 2) + centred: run_tile(p, n, bits, centred, at); break;
-#define CASES(n) CASE(n, 2, 0) CASE(n, 4, 0) CASE(n, 4, 1) CASE(n, 8, 0)
+#define VARIANT(bits, coding) (NUM_CODINGS * (bits) + (coding))
+#define CASE(n, bits, coding) \
+    case 32 * n + VARIANT(bits, coding): run_tile(p, n, bits, coding, at); break;
+#define CASES(n) CASE(n, 2, ZERO) CASE(n, 4, ZERO) CASE(n, 4, CENTRED) CASE(n, 4, OFFSET) CASE(n, 8, ZERO) CASE(n, 8, OFFSET)
 
 static void low_bit_rows(const struct linear *p, int rows, struct place at) {
-    int centred = p->bits == 4 && !p->zeros;
-    switch (16 * rows + 2 * (p->bits / 2) + centred) {
+    int coding = p->offsets ? OFFSET : p->bits == 4 && !p->zeros ? CENTRED : ZERO;
+    switch (32 * rows + VARIANT(p->bits, coding)) {
         CASES(1) CASES(2) CASES(3)
 #if FUSED_ROWS >= 4
         CASES(4)
@@ -228,10 +237,12 @@ static void low_bit_rows(const struct linear *p, int rows, struct place at) {
 #undef CASE
 
 static void expand_block(const struct linear *p, struct place at, float *out) {
-    switch (p->bits) {
-        case 2: expand(p, 2, at.panel, at.first, at.last, out); break;
-        case 4: expand(p, 4, at.panel, at.first, at.last, out); break;
-        case 8: expand(p, 8, at.panel, at.first, at.last, out); break;
+    switch (VARIANT(p->bits, p->offsets ? OFFSET : ZERO)) {
+        case VARIANT(2, ZERO): expand(p, 2, ZERO, at.panel, at.first, at.last, out); break;
+        case VARIANT(4, ZERO): expand(p, 4, ZERO, at.panel, at.first, at.last, out); break;
+        case VARIANT(4, OFFSET): expand(p, 4, OFFSET, at.panel, at.first, at.last, out); break;
+        case VARIANT(8, ZERO): expand(p, 8, ZERO, at.panel, at.first, at.last, out); break;
+        case VARIANT(8, OFFSET): expand(p, 8, OFFSET, at.panel, at.first, at.last, out); break;
     }
 }
 
@@ -333,9 +344,10 @@ void twofold_linear_dense(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, pt
 }
 
 void twofold_linear_low_bit(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,
-                            const int32_t *codes, const float *scales, const uint8_t *zeros, ptrdiff_t words, ptrdiff_t groups,
-                            ptrdiff_t group_size, int bits, const float *bias, float *y, ptrdiff_t y_stride) {
+                            const int32_t *codes, const float *scales, const uint8_t *zeros, const float *offsets,
+                            ptrdiff_t words, ptrdiff_t groups, ptrdiff_t group_size, int bits, const float *bias, float *y,
+                            ptrdiff_t y_stride) {
     struct linear p = {x, x_stride, rows, in_features, out_features, bias, y, y_stride, NULL,
-                       codes, scales, zeros, words, groups, group_size, bits, 0};
+                       codes, scales, zeros, offsets, words, groups, group_size, bits, 0};
     run(&p);
 }

@@ -16,10 +16,12 @@ struct linear {
     ptrdiff_t y_stride;
     /* Dense: panels float [N/PANEL][K][PANEL]. */
     const float *weight;
-    /* Low-bit: codes int32 [N/PANEL][words][PANEL], scales float and zeros uint8 or NULL [N/PANEL][groups][PANEL]. */
+    /* Low-bit: codes int32 [N/PANEL][words][PANEL]; scales float, zeros uint8 or NULL, offsets float or NULL
+       [N/PANEL][groups][PANEL]. A weight is (code - zero) * scale, or with offsets code * scale + offset. */
     const int32_t *codes;
     const float *scales;
     const uint8_t *zeros;
+    const float *offsets;
     ptrdiff_t words;
     ptrdiff_t groups;
     ptrdiff_t group_size;

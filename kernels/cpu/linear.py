@@ -16,7 +16,7 @@ from ...quant.packing import num_words
 from ...quant.scheme import Int8
 from ..problems import LinearProblem
 from .library import functions
-from .panels import DenseAssembly, DensePanels, LowBitAssembly, LowBitPanels
+from .panels import DenseAssembly, DensePanels, LowBitAssembly, LowBitPanels, zero_type
 
 
 def prepare_dense(weight: CanonicalWeight, dtype: torch.dtype) -> DensePanels:
@@ -69,7 +69,7 @@ def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> 
         weight.out_features,
         weight.codes.data_ptr(),
         weight.scales.data_ptr(),
-        None if weight.zeros is None else weight.zeros.data_ptr(),
+        *weight.zero_pointers,
         weight.codes.shape[1],
         weight.scales.shape[1],
         weight.group_size,
@@ -93,7 +93,8 @@ def low_bit_bytes(problem: LinearProblem, stored: int) -> int:
         groups, bits, act_order = scheme.num_blocks((1, columns))[1], 8, False
     else:
         groups, bits, act_order = scheme.num_groups(columns), scheme.bits, scheme.act_order
-    per_row = 4 * num_words(columns, bits) + groups * (4 if scheme.symmetric else 5)
+    zero_bytes = 0 if scheme.symmetric else zero_type(scheme).itemsize
+    per_row = 4 * num_words(columns, bits) + groups * (4 + zero_bytes)
     return _padded_rows(problem.out_features) * per_row + (8 * columns if act_order else 0)
 
 

@@ -50,7 +50,8 @@ class DensePanels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowBitPanels:
-    """``codes`` int32 [ceil(N/PANEL), words, PANEL], ``scales`` float32 and ``zeros`` uint8 or None [.., G, PANEL]."""
+    """``codes`` int32 [ceil(N/PANEL), words, PANEL]; [.., G, PANEL]: ``scales`` float32, ``zeros`` uint8, offsets in
+    float32, or None."""
 
     codes: Tensor
     scales: Tensor
@@ -60,6 +61,14 @@ class LowBitPanels:
     bits: int
     in_features: int
     out_features: int
+
+    @property
+    def zero_pointers(self) -> tuple[int | None, int | None]:
+        """Addresses of the zeros and of the offsets, None for what there is not."""
+        if self.zeros is None:
+            return None, None
+        address = self.zeros.data_ptr()
+        return (None, address) if self.zeros.dtype is torch.float32 else (address, None)
 
 
 class DenseAssembly:

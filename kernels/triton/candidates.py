@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...platforms.spec import DeviceSpec
-from ...quant.scheme import WeightOnly
+from ...quant.scheme import Offset, WeightOnly
 from ..problems import LinearProblem, PlainProblem
 from ..registry import Registry
 from .candidate_rules import Lazy, triton_candidate, why_no_matrix, why_not_here
@@ -48,7 +48,7 @@ def can_run_linear(spec: DeviceSpec, problem: LinearProblem) -> str | None:
     reason = why_not_here(spec, problem.dtype) or why_no_matrix(spec, problem.dtype)
     if reason is not None:
         return reason
-    if not isinstance(problem.scheme, WeightOnly):
+    if not isinstance(problem.scheme, WeightOnly | Offset):
         return f"the weight is {problem.scheme}, not weight-only quantized"
     if problem.scheme.bits not in BITS:
         return f"{problem.scheme.bits} bits; the packed matmul takes {', '.join(map(str, BITS))}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...platforms.spec import DeviceSpec
-from ...quant.scheme import Dense, WeightOnly
+from ...quant.scheme import Dense, Offset, WeightOnly
 from ..expert_loop import as_experts, expert_bytes
 from ..problems import ExpertLinearProblem, MoeRouteProblem
 from ..registry import Candidate, Registry
@@ -66,7 +66,7 @@ def can_run_experts(spec: DeviceSpec, problem: ExpertLinearProblem) -> str | Non
     scheme, size = problem.scheme, problem.dtype.itemsize
     if isinstance(scheme, Dense):
         rows = [dense_row(spec.arch, count, size) for count in _ROWS_PER_EXPERT]
-    elif isinstance(scheme, WeightOnly):
+    elif isinstance(scheme, WeightOnly | Offset):
         if scheme.bits not in PACKED_BITS:
             return f"{scheme.bits} bits; the packed experts take {', '.join(map(str, PACKED_BITS))}"
         rows = [linear_row(spec.arch, count, size) for count in _ROWS_PER_EXPERT]

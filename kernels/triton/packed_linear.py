@@ -8,7 +8,7 @@ rows the weight's bytes are everything, and K is split so that enough programs r
 order.
 
 Where a tile of K lies within one group, codes minus zero (exact in 16 bits) are multiplied and the scale is applied to
-the product. Otherwise each weight is scaled in float32 and rounded to x's dtype, as dequantizing does.
+the product; an offset instead of a zero multiplies the sum of the inputs. Otherwise each weight is scaled in float32 and rounded to x's dtype, as dequantizing does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .dequantize import dequantized_linear
 from .launch_table import LinearLaunch, crossover_rows, linear_launch
 from .packed_weight import PreparedWeight, grouping
 from .runtime import device_arch, num_cores
-from .unpack import load_codes, scaled_weight, to_float
+from .unpack import are_offsets, load_codes, scaled_weight, to_float
 
 MAX_SPLITS = 16
 REDUCE_BLOCK = 1024
@@ -72,11 +72,15 @@ def packed_product(
         if GROUPING == "tile":
             group = (start // group_size) * N + outputs
             scales = tl.load(scales_ptr + group, mask=output_mask, other=0.0).to(tl.float32)
+            weight = to_float(codes)
             if HAS_ZEROS:
-                zeros = tl.load(zeros_ptr + group, mask=output_mask, other=0).to(tl.int32)
-                weight = to_float(codes) - to_float(zeros)[:, None]
+                zeros = tl.load(zeros_ptr + group, mask=output_mask, other=0)
+                if are_offsets(zeros_ptr):
+                    acc += tl.sum(x.to(tl.float32), axis=1)[:, None] * zeros.to(tl.float32)[None, :]
+                else:
+                    weight -= to_float(zeros.to(tl.int32))[:, None]
             else:
-                weight = to_float(codes) - (1 << (BITS - 1))
+                weight -= 1 << (BITS - 1)
             product = tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee")
             acc += product * scales[None, :]
         else:

@@ -41,7 +41,7 @@ def prepare(weight: CanonicalWeight, dtype: torch.dtype) -> PreparedWeight:
         group_size=weight.group_size,
         stream=as_units(weight.qweight.contiguous(), weight.scheme.bits),
         scales=_scales(weight.scales).t().contiguous(),
-        zeros=None if weight.zeros is None else weight.zeros.t().contiguous(),
+        zeros=None if weight.zeros is None else _zeros(weight.zeros).t().contiguous(),
         perm=weight.perm,
     )
 
@@ -49,6 +49,11 @@ def prepare(weight: CanonicalWeight, dtype: torch.dtype) -> PreparedWeight:
 def _scales(scales: Tensor) -> Tensor:
     """The checkpoint's own 16-bit scales, or float32: a bfloat16 model's fp16 scales lose nothing."""
     return scales if scales.dtype in (torch.float16, torch.bfloat16) else scales.float()
+
+
+def _zeros(zeros: Tensor) -> Tensor:
+    """Integers as they are; offsets as scales."""
+    return _scales(zeros) if zeros.is_floating_point() else zeros
 
 
 def grouping(group_size: int, block_k: int, pack: int) -> str:

@@ -67,6 +67,12 @@ def to_float(codes: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def are_offsets(zeros_ptr: tl.tensor) -> tl.constexpr:
+    """Whether floats are added to the scaled codes, instead of integers being taken off them before."""
+    return zeros_ptr.dtype.element_ty != tl.uint8
+
+
+@triton.jit
 def scaled_weight(
     codes: tl.tensor,
     scales_ptr: tl.tensor,
@@ -84,7 +90,7 @@ def scaled_weight(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ) -> tl.tensor:
-    """float32 ``(code - zero) * scale`` [BLOCK_N, BLOCK_K] with a group per unit or per code."""
+    """float32 ``(code - zero) * scale``, or ``code * scale + offset``, [BLOCK_N, BLOCK_K]; a group per unit or per code."""
     if GROUPING == "code":
         columns = start + tl.arange(0, BLOCK_K)
     else:
@@ -92,11 +98,16 @@ def scaled_weight(
     groups = (columns // group_size)[None, :] * N + outputs[:, None]
     mask = output_mask[:, None] & (columns < K)[None, :]
     scales = tl.load(scales_ptr + groups, mask=mask, other=0.0).to(tl.float32)
-    if HAS_ZEROS:
-        zeros = to_float(tl.load(zeros_ptr + groups, mask=mask, other=0).to(tl.int32))
-    else:
+    if not HAS_ZEROS:
         zeros = tl.full(scales.shape, 1 << (BITS - 1), dtype=tl.float32)
+    elif are_offsets(zeros_ptr):
+        zeros = tl.load(zeros_ptr + groups, mask=mask, other=0).to(tl.float32)
+    else:
+        zeros = to_float(tl.load(zeros_ptr + groups, mask=mask, other=0).to(tl.int32))
     if GROUPING == "unit":
         scales = spread(scales, PACK, BLOCK_N, BLOCK_K)
         zeros = spread(zeros, PACK, BLOCK_N, BLOCK_K)
+    if HAS_ZEROS:
+        if are_offsets(zeros_ptr):
+            return to_float(codes) * scales + zeros
     return (to_float(codes) - zeros) * scales

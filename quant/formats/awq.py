@@ -122,7 +122,7 @@ class _Reader:
         scales = self._get("scales")
         scales = (scales if self.version == "gemv" else scales.T)[:, : self.num_groups].contiguous()
         zeros = self._zeros(scales) if self.has_zeros else None
-        if zeros is not None and bool((zeros == 2 ** (BITS - 1)).all()):
+        if zeros is not None and torch.equal(zeros, _middle(zeros, scales)):
             zeros = None
         return PackedWeight(self.scheme(symmetric=zeros is None), self.shape, self._codes(), scales, zeros)
 
@@ -134,19 +134,13 @@ class _Reader:
         return pack(codes, BITS)
 
     def _zeros(self, scales: Tensor) -> Tensor:
-        """Zeros [N, G]: uint8, or float32 where the packing stores their rounded products with the scales.
-
-        Rounding those quotients to integers would restore what the quantizer chose, but not what the file says: logits
-        move by a few thousandths.
-        """
+        """Zeros [N, G]: uint8, or offsets where the packing stores the zeros' rounded products with the scales."""
         stored = self._get("qzeros")
         if self.version == "gemm":
             return unpack_interleaved(stored).T.contiguous()
         if self.version == "gemv":
             return unpack(stored, BITS, self.num_groups)
-        products = stored.T[:, : self.num_groups].float()
-        wide = scales.float()
-        return torch.where(wide == 0, 0.0, -products / wide)
+        return stored.T[:, : self.num_groups].to(scales.dtype).contiguous()
 
     def _version(self) -> str:
         """gemm's scales stand as wide as its words' columns, gemv's as tall as its words' rows."""
@@ -192,3 +186,9 @@ class _Reader:
 
     def _get(self, part: str) -> Tensor:
         return self.source.get(f"{self.module}.{part}")
+
+
+def _middle(zeros: Tensor, scales: Tensor) -> Tensor:
+    """What all zeros are, stored as ``zeros`` are, where the quantizer was symmetric."""
+    middle = 2 ** (BITS - 1)
+    return -scales * middle if zeros.is_floating_point() else torch.full_like(zeros, middle)

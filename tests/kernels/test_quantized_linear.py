@@ -49,7 +49,7 @@ CASES = [
     (Fp8((16, 32), Activation(Element.FP8, 32)), None, "c_dense_emulated"),
     (Fp8((-1, -1)), None, "c_dense_dequantized"),
     (LowBit(4, 16, activation=FP8_TOKEN), None, "c_low_bit_emulated"),
-    (Offset(4, 16, symmetric=False), None, "c_dense_dequantized"),
+    (Offset(2, 16), None, "c_dense_dequantized"),
     (MicroScaled(Element.FP4, 16, False, NV), 100.0, "c_dense_emulated"),
 ]
 

@@ -151,7 +151,7 @@ def test_names_of_8_bit_schemes() -> None:
         Fp8((128, 128), Activation(Element.FP8, 128)),
         Fp8((-1, -1)),
         MicroScaled(Element.FP4, 32, True, micro),
-        Offset(4, 32, symmetric=False),
+        Offset(4, 32),
     )
     assert [str(scheme) for scheme in schemes] == [
         "w4g128 sym a-fp8 token",
@@ -159,6 +159,6 @@ def test_names_of_8_bit_schemes() -> None:
         "fp8 128x128 a-fp8 g128",
         "fp8 tensor",
         "mxfp4 g32 a-mxfp4 g32",
-        "w4g32 asym float zeros",
+        "w4g32 offset",
     ]
     assert len({*schemes}) == len(schemes) and WeightOnly(4, 128) != LowBit(4, 128, activation=token)

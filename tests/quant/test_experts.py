@@ -23,7 +23,7 @@ def integers(scheme: WeightOnly | Offset | LowBit, seed: int) -> PackedWeight:
     zeros = None
     if not scheme.symmetric:
         zeros = torch.randint(0, 2**scheme.bits, scales.shape, generator=generator)
-        zeros = zeros + 0.25 if isinstance(scheme, Offset) else zeros.to(torch.uint8)
+        zeros = -scales * (zeros + 0.25) if isinstance(scheme, Offset) else zeros.to(torch.uint8)
     perm = torch.randperm(COLUMNS, generator=generator).to(torch.int32) if scheme.act_order else None
     static = isinstance(scheme, LowBit) and not scheme.activation.dynamic
     return PackedWeight(
@@ -49,7 +49,7 @@ def eight_bits(scheme: Int8 | Fp8, seed: int) -> EightBitWeight:
         [WeightOnly(4, 32), WeightOnly(4, 32, symmetric=False)],
         [WeightOnly(4, 32), WeightOnly(4, 32, act_order=True)],
         [WeightOnly(4, 64), WeightOnly(4, 32), WeightOnly(4, -1, symmetric=False)],
-        [Offset(4, 32), Offset(4, 32, symmetric=False)],
+        [Offset(4, 32), Offset(4, 64)],
         [LowBit(4, 32, activation=STATIC), LowBit(4, 32, activation=replace(STATIC, symmetric=False))],
         [Int8((-1, -1), TOKEN), Int8((1, -1), TOKEN, symmetric=False)],
         [Fp8((-1, -1)), Fp8((1, -1))],

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from twofold.kernels.reference import fake_quantize
 from twofold.quant.canonical import CanonicalWeight, DenseWeight, EightBitWeight, PackedWeight, dequantize, pack
-from twofold.quant.scheme import Dense, Fp8, Int8, Scheme, WeightOnly, activation_of
+from twofold.quant.scheme import Dense, Fp8, Int8, Offset, Scheme, WeightOnly, activation_of
 
 
 def random_weights(scheme: Scheme, num_experts: int, shape: tuple[int, int], seed: int = 0) -> list[CanonicalWeight]:
@@ -20,12 +20,13 @@ def _weight(scheme: Scheme, shape: tuple[int, int], expert: int, seed: int) -> C
         return DenseWeight(torch.randn(shape, generator=random) * 0.1)
     if isinstance(scheme, Int8 | Fp8):
         return _eight_bit(scheme, shape, expert, random)
-    assert isinstance(scheme, WeightOnly)
+    assert isinstance(scheme, WeightOnly | Offset)
     codes = torch.randint(0, 2**scheme.bits, shape, generator=random)
     scales = (torch.rand(shape[0], scheme.num_groups(shape[1]), generator=random) + 0.5) * 0.2 / 2**scheme.bits
     zeros = None
     if not scheme.symmetric:
         zeros = torch.randint(0, 2**scheme.bits, scales.shape, generator=random).to(torch.uint8)
+        zeros = -scales * (zeros + 0.3) if isinstance(scheme, Offset) else zeros
     perm = torch.randperm(shape[1], generator=random).to(torch.int32) if scheme.act_order else None
     return PackedWeight(scheme, shape, pack(codes, scheme.bits), scales, zeros, perm)
 

@@ -20,6 +20,8 @@ def cases(arch: str) -> Iterator[Case]:
             for group, zeros in ((128, False), (32, True)):
                 yield _linear_case(arch, dtype, num_rows, bits, group, zeros=zeros)
         yield _linear_case(arch, dtype, 16, 4, 36, zeros=True, perm=True)
+        for num_rows, group in ((16, 32), (256, 128)):
+            yield _linear_case(arch, dtype, num_rows, 4, group, zeros=True, offsets=True)
         yield Case(
             op="add_splits",
             variant=TYPE_NAMES[dtype],
@@ -37,18 +39,27 @@ def _widths(dtype: torch.dtype) -> tuple[int, ...]:
     return (2, 3, 4, 8) if dtype is torch.bfloat16 else (4,)
 
 
-def _stream_types(bits: int) -> dict[str, str]:
-    types = {"stream_ptr": "*u8" if bits == 3 else "*i32", "scales_ptr": "*fp16", "zeros_ptr": "*u8"}
+def _stream_types(bits: int, zeros: str = "*u8") -> dict[str, str]:
+    types = {"stream_ptr": "*u8" if bits == 3 else "*i32", "scales_ptr": "*fp16", "zeros_ptr": zeros}
     return {**types, "perm_ptr": "*i32"}
 
 
 def _linear_case(
-    arch: str, dtype: torch.dtype, num_rows: int, bits: int, group: int, *, zeros: bool, perm: bool = False
+    arch: str,
+    dtype: torch.dtype,
+    num_rows: int,
+    bits: int,
+    group: int,
+    *,
+    zeros: bool,
+    perm: bool = False,
+    offsets: bool = False,
 ) -> Case:
     """Few rows: split K with a float32 result; otherwise a bias and the result in x's dtype."""
     name = TYPE_NAMES[dtype]
     launch = linear_row(arch, num_rows, dtype.itemsize)
-    scheme = f"w{bits}g{group} {'asym' if zeros else 'sym'}{' act-order' if perm else ''}"
+    kind = "offset" if offsets else "asym" if zeros else "sym"
+    scheme = f"w{bits}g{group} {kind}{' act-order' if perm else ''}"
     variant = f"{scheme} {num_rows} rows {name}"
     if isinstance(launch, Refused):
         return Case(op="packed_linear", variant=variant, refused=launch.reason)
@@ -59,12 +70,21 @@ def _linear_case(
         op="packed_linear",
         variant=variant,
         kernel=packed_linear.packed_linear_kernel,
-        types={"x_ptr": f"*{name}", "bias_ptr": f"*{name}", "out_ptr": out, **_stream_types(bits)},
+        types={
+            "x_ptr": f"*{name}",
+            "bias_ptr": f"*{name}",
+            "out_ptr": out,
+            **_stream_types(bits, "*fp16" if offsets else "*u8"),
+        },
         constants={**packed_linear.constants(launch, bits, codes_per_unit(bits), group), **flags},
         options={"num_warps": launch.num_warps, "num_stages": launch.num_stages, **launch.options},
         needs_matrix=dtype is not torch.float32,
         ones=("num_rows", "steps_per_split"),
-        in_subset=dtype is torch.bfloat16 and bits == 4 and not perm and (zeros or num_rows == 16),
+        in_subset=dtype is torch.bfloat16
+        and bits == 4
+        and not perm
+        and not (offsets and num_rows > 16)
+        and (zeros or num_rows == 16),
     )
 
 

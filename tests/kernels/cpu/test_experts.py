@@ -13,7 +13,7 @@ from twofold.kernels.kernel_set import KernelSet
 from twofold.kernels.problems import ExpertLinearProblem
 from twofold.platforms import cpu_threads
 from twofold.platforms.cpu import CpuPlatform
-from twofold.quant.scheme import Activation, Dense, Element, Fp8, Int8, Scheme, WeightOnly
+from twofold.quant.scheme import Activation, Dense, Element, Fp8, Int8, Offset, Scheme, WeightOnly
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no compiled kernels: {unavailable()}")
 
@@ -26,7 +26,9 @@ def prepared(scheme: Scheme, num_experts: int, shape: tuple[int, int]) -> expert
     return experts.prepare(prepare, random_weights(scheme, num_experts, shape), torch.float32)
 
 
-@pytest.mark.parametrize("scheme", [DENSE, PACKED, ACT_ORDER, WeightOnly(8, -1), WeightOnly(2, 16)], ids=str)
+@pytest.mark.parametrize(
+    "scheme", [DENSE, PACKED, ACT_ORDER, WeightOnly(8, -1), WeightOnly(2, 16), Offset(4, 16)], ids=str
+)
 @pytest.mark.parametrize(
     ("tokens", "num_experts", "top_k", "shape"),
     [(1, 8, 2, (33, 160)), (1, 1, 1, (1, 32)), (40, 3, 2, (100, 1312)), (9, 60, 4, (257, 48)), (200, 4, 1, (32, 64))],

@@ -8,7 +8,7 @@ from twofold.kernels.cpu import linear
 from twofold.kernels.cpu.library import unavailable
 from twofold.platforms import cpu_threads
 from twofold.quant.canonical import DenseWeight, PackedWeight, dequantize, pack
-from twofold.quant.scheme import WeightOnly
+from twofold.quant.scheme import Offset, WeightOnly
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no compiled kernels: {unavailable()}")
 
@@ -68,6 +68,27 @@ def test_low_bit_equals_its_dequantized_matrix_bit_for_bit(bits, shape, group_si
     for rows in ROWS:
         x = torch.randn(rows, shape[1], generator=generator)
         assert torch.equal(linear.run_low_bit(x, prepared, bias), linear.run_dense(x, dense, bias))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("shape", "group_size"), [((70, 96), 32), ((33, 147), -1), ((40, 700), 128)])
+def test_offsets_instead_of_zeros(bits, shape, group_size):
+    """Bit for bit the matrix of code * scale + offset, rounded once: the product of a 16-bit scale is exact."""
+    generator = torch.Generator().manual_seed(6)
+    scheme, (rows, columns) = Offset(bits, group_size), shape
+    groups, size = scheme.num_groups(columns), scheme.resolved_group_size(columns)
+    codes = torch.randint(0, 2**bits, shape, generator=generator)
+    scales, offsets = torch.randn(2, rows, groups, generator=generator).half()
+    spread = (each.double().repeat_interleave(size, dim=1)[:, :columns] for each in (scales, offsets))
+    matrix = (codes * next(spread) + next(spread)).float()
+    weight = PackedWeight(scheme, shape, pack(codes, bits), scales, offsets)
+    assert torch.equal(dequantize(weight), matrix)
+    prepared = linear.prepare_low_bit(weight, torch.float32)
+    dense = linear.prepare_dense(DenseWeight(matrix), torch.float32)
+    assert prepared.zeros is not None and prepared.zeros.dtype is torch.float32
+    for count in ROWS:
+        x = torch.randn(count, columns, generator=generator)
+        assert torch.equal(linear.run_low_bit(x, prepared), linear.run_dense(x, dense))
 
 
 def test_low_bit_with_act_order():

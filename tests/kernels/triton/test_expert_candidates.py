@@ -48,7 +48,7 @@ def test_experts_are_native(arch: str, scheme: Scheme) -> None:
     [
         ("sm_90", {"num_experts": 600}, "600 experts"),
         ("sm_90", {"scheme": WeightOnly(5, 128)}, "5 bits"),
-        ("sm_90", {"scheme": Offset(4, 128, symmetric=False)}, "float zeros"),
+        ("sm_90", {"scheme": Offset(5, 128)}, "5 bits"),
         ("sm_75", {}, "no bfloat16 matrix instructions"),
     ],
 )

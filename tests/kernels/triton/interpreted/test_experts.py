@@ -16,7 +16,7 @@ from twofold.kernels.triton.experts import expert_linear
 from twofold.kernels.triton.launch_table import LinearLaunch
 from twofold.kernels.triton.scaled_weight import prepare_native, prepare_wide
 from twofold.quant.canonical import CanonicalWeight, DenseWeight
-from twofold.quant.scheme import Activation, Dense, Element, Fp8, Int8, Scheme, WeightOnly
+from twofold.quant.scheme import Activation, Dense, Element, Fp8, Int8, Offset, Scheme, WeightOnly
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SMALL = LinearLaunch(16, 32, 64, 4, 1)
@@ -108,10 +108,16 @@ def test_a_row_does_not_see_its_batch(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "scheme",
-    [WeightOnly(4, 128), WeightOnly(2, -1), WeightOnly(3, 32, symmetric=False), WeightOnly(8, 64, act_order=True)],
+    [
+        WeightOnly(4, 128),
+        WeightOnly(2, -1),
+        WeightOnly(3, 32, symmetric=False),
+        WeightOnly(8, 64, act_order=True),
+        Offset(4, 32),
+    ],
     ids=str,
 )
-def test_packed_schemes(scheme: WeightOnly) -> None:
+def test_packed_schemes(scheme: WeightOnly | Offset) -> None:
     weights, x, ids = random_weights(scheme, 3, (24, 256)), rows(5, 256, dtype=torch.float32), random_ids(5, 3, 2)
     wanted, magnitude = expected(x, weights, ids, dtype=x.dtype)
     assert_near(packed(x, weights, ids), wanted, scale=magnitude)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from twofold.kernels.triton.packed_linear import launch_linear, num_splits, pack
 from twofold.kernels.triton.packed_weight import grouping, prepare
 from twofold.quant import canonical
 from twofold.quant.canonical import PackedWeight
-from twofold.quant.scheme import WeightOnly
+from twofold.quant.scheme import Offset, WeightOnly
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SMALL = LinearLaunch(16, 32, 64, 4, 1)
@@ -45,6 +46,13 @@ def make_weight(
     )
 
 
+def with_offsets(weight: PackedWeight, dtype: torch.dtype) -> PackedWeight:
+    """The same codes and scales with a random offset per group instead of zeros."""
+    scheme = Offset(weight.scheme.bits, weight.scheme.group_size)
+    offsets = torch.randn(weight.scales.shape, generator=torch.Generator().manual_seed(9)).to(dtype)
+    return replace(weight, scheme=scheme, scales=weight.scales.to(dtype), zeros=offsets)
+
+
 def make_rows(rows: int, features: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randn(rows, features, generator=torch.Generator().manual_seed(seed + 1)).to(dtype)
 
@@ -67,6 +75,17 @@ def test_schemes(dtype: torch.dtype, bits: int, symmetric: bool, group: int) -> 
     weight = make_weight(40, 192, bits, group, symmetric=symmetric)
     x = make_rows(3, 192, dtype)
     check(x, weight, launch_linear(x, prepare(weight, dtype), None, SMALL, 1))
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("group", [16, 20, 64, -1])
+@pytest.mark.parametrize("stored", [torch.float16, torch.float32], ids=str)
+def test_offsets_instead_of_zeros(bits: int, group: int, stored: torch.dtype) -> None:
+    weight = with_offsets(make_weight(40, 192, bits, group), stored)
+    for dtype in (torch.bfloat16, torch.float32):
+        x, prepared = make_rows(3, 192, dtype), prepare(weight, dtype)
+        check(x, weight, launch_linear(x, prepared, None, SMALL, 1))
+        assert torch.equal(dequantize(prepared, dtype, 8, 30), canonical.dequantize(weight, dtype)[8:38])
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

@@ -17,14 +17,19 @@ from torch import Tensor
 from ..canonical import PackedWeight, dequantize
 from ..packing import pack
 from ..scheme import WeightOnly
-from .grid import GroupGrid, search_grid
+from .grid import GroupGrid, round_to_range, search_grid
+from .refine import Codes, refine
 from .rtn import quantize_rtn
 from .statistics import InputStatistics
 
 DAMPINGS = 6
-BLOCK = 128
+# Columns that are rounded before the rest of the matrix makes up for them.
+BLOCK = 32
 # A result that reproduces the outputs worse than rounding to nearest by more than this is not kept.
 WORST_AGAINST_RTN = 1.05
+LIKELY_AGAINST_RANGE = 0.7
+# Output features that the comparison looks at.
+COMPARED_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +43,15 @@ class GPTQOptions:
     ``correction``  0 to 1: how far the target moves towards the original model's output. All the way follows the noise
                     of few calibration tokens too: with 4096 of them, 6 layers of SmolLM2 at 4 bits strayed by 0.105 of
                     their held-out hidden states at 0, 0.097 at 0.5 and 0.110 at 1.
+    ``passes``      of coordinate descent over the codes after all are rounded, scales refitted before and after each.
+    ``positive``    no negative scales.
     """
 
     order: str = "group"
     damping: float = 0.01
     correction: float = 0.5
+    passes: int = 1
+    positive: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,40 +75,58 @@ def quantize_gptq(
     ValueError when the Hessian is not finite. A Hessian of zeros, or one that stays singular, gives round to nearest.
     """
     options = options or GPTQOptions()
-    hessian = statistics.hessian.to(_wide(weight))
+    hessian = statistics.hessian
     if not bool(hessian.isfinite().all()):
         raise ValueError("the calibration inputs hold NaN or infinity")
-    rounded = quantize_rtn(weight, scheme)
     if not bool(hessian.any()):
-        return GPTQResult(weight=rounded, error=math.nan, damping=0.0, fallback="no calibration token reached it")
+        return _to_nearest(weight, scheme, options, hessian, "no calibration token reached it")
     for damping in _dampings(options.damping, hessian):
         damped = _damped(hessian, damping)
         target = _target(weight, statistics, damped, options.correction)
-        packed = None if target is None else _rounded(target, hessian, damped, scheme, options.order)
+        packed = None if target is None else _rounded(target, hessian, damped, scheme, options)
         if packed is not None and target is not None:
-            error, plain = (output_error(target, candidate, hessian) for candidate in (packed, rounded))
-            if error <= WORST_AGAINST_RTN * plain:
+            error = output_error(target, packed, hessian)
+            worse = _why_not(packed, target, hessian, scheme, options)
+            if worse is None:
                 return GPTQResult(weight=packed, error=error, damping=damping)
-            reason = f"its error {error:.4f} would be above {plain:.4f}"
-            return GPTQResult(weight=rounded, error=plain, damping=damping, fallback=reason)
-    error = output_error(weight, rounded, hessian)
-    return GPTQResult(weight=rounded, error=error, damping=0.0, fallback="its Hessian stayed singular")
+            return _to_nearest(weight, scheme, options, hessian, worse)
+    return _to_nearest(weight, scheme, options, hessian, "its Hessian stayed singular")
+
+
+def _to_nearest(weight: Tensor, scheme: WeightOnly, options: GPTQOptions, hessian: Tensor, reason: str) -> GPTQResult:
+    rounded = quantize_rtn(weight, scheme, positive=options.positive)
+    error = output_error(weight, rounded, hessian) if bool(hessian.any()) else math.nan
+    return GPTQResult(weight=rounded, error=error, damping=0.0, fallback=reason)
+
+
+def _why_not(
+    packed: PackedWeight, target: Tensor, hessian: Tensor, scheme: WeightOnly, options: GPTQOptions
+) -> str | None:
+    """Why a result is not kept, judged by some of its rows.
+
+    Rounding to nearest with searched scales is tried only where it could come near: scales of whole ranges cost less.
+    """
+    rows = slice(0, None, -(-len(target) // COMPARED_ROWS))
+    wanted = target[rows]
+    error = _relative_error(dequantize(packed)[rows] - wanted, wanted, hessian)
+    if error <= LIKELY_AGAINST_RANGE * _relative_error(round_to_range(wanted, scheme) - wanted, wanted, hessian):
+        return None
+    plain = output_error(wanted, quantize_rtn(wanted, scheme, positive=options.positive), hessian)
+    return None if error <= WORST_AGAINST_RTN * plain else f"its error {error:.4f} would be above {plain:.4f}"
 
 
 def output_error(weight: Tensor, quantized: PackedWeight, hessian: Tensor) -> float:
     """||(W - Q) X|| / ||W X|| from the Hessian [K, K] of the inputs."""
-    wanted = weight.to(hessian.dtype)
-    missed = dequantize(quantized).to(hessian) - wanted
-    return math.sqrt(max(_power(missed, hessian), 0.0) / max(_power(wanted, hessian), 1e-300))
+    return _relative_error(dequantize(quantized).to(hessian) - weight.to(hessian.dtype), weight, hessian)
+
+
+def _relative_error(missed: Tensor, weight: Tensor, hessian: Tensor) -> float:
+    wanted = _power(weight.to(hessian.dtype), hessian)
+    return math.sqrt(max(_power(missed, hessian), 0.0) / max(wanted, 1e-300))
 
 
 def _power(matrix: Tensor, hessian: Tensor) -> float:
     return float(((matrix @ hessian) * matrix).sum())
-
-
-def _wide(weight: Tensor) -> torch.dtype:
-    # Consumer GPUs have next to no float64.
-    return torch.float64 if weight.device.type == "cpu" else torch.float32
 
 
 def _dampings(first: float, hessian: Tensor) -> list[float]:
@@ -128,18 +155,29 @@ def _target(weight: Tensor, statistics: InputStatistics, damped: Tensor, correct
     return None if solved is None else target + correction * (target @ solved)
 
 
-def _rounded(target: Tensor, hessian: Tensor, damped: Tensor, scheme: WeightOnly, order: str) -> PackedWeight | None:
+def _rounded(
+    target: Tensor, hessian: Tensor, damped: Tensor, scheme: WeightOnly, options: GPTQOptions
+) -> PackedWeight | None:
     """None where the Hessian has no Cholesky factor, or the result is not finite."""
     dead = hessian.diagonal() <= 0
-    columns = _order(hessian.diagonal(), scheme, order)
+    columns = _order(hessian.diagonal(), scheme, options.order)
     factor = _inverse_factor(damped[columns][:, columns])
     if factor is None:
         return None
-    grids = _static_grids(target, scheme, dead) if order == "static" else None
+    grids = _static_grids(target, scheme, dead, positive=options.positive) if options.order == "static" else None
     sweep = _Sweep(target.T[columns].float().contiguous(), factor.float(), scheme, columns, dead[columns], grids)
+    sweep.positive = options.positive
     sweep.run()
-    packed = sweep.packed(full=order == "full")
-    return packed if bool(dequantize(packed).isfinite().all()) else None
+    is_cut = options.order == "full" and scheme.group_size != -1
+    place = columns if is_cut else torch.arange(len(columns), device=columns.device)
+    codes = sweep.codes(in_order=is_cut)
+    if options.passes:
+        moments = damped.clone()
+        moments.diagonal()[dead] = 0.0
+        moments = moments[place][:, place]
+        refine(codes, target.T[place].float(), moments, passes=options.passes, positive=options.positive)
+    packed = _packed(codes, scheme, place.to(torch.int32) if is_cut else None)
+    return packed if bool(packed.scales.isfinite().all()) else None
 
 
 def _solve(damped: Tensor, deviation: Tensor) -> Tensor | None:
@@ -177,12 +215,12 @@ def _order(importance: Tensor, scheme: WeightOnly, order: str) -> Tensor:
     return by_importance[rank[groups[by_importance]].argsort(stable=True)]
 
 
-def _static_grids(target: Tensor, scheme: WeightOnly, dead: Tensor) -> GroupGrid:
+def _static_grids(target: Tensor, scheme: WeightOnly, dead: Tensor, *, positive: bool) -> GroupGrid:
     """Grids of all groups before any column is rounded, [N, G, 1]."""
     size = scheme.resolved_group_size(target.shape[1])
     alive = target.float().masked_fill(dead, 0.0)
     padded = torch.nn.functional.pad(alive, (0, -alive.shape[1] % size))
-    return search_grid(padded.unflatten(1, (-1, size)), scheme)
+    return search_grid(padded.unflatten(1, (-1, size)), scheme, positive=positive)
 
 
 class _Sweep:
@@ -203,12 +241,13 @@ class _Sweep:
         self._columns = columns
         self._dead = dead
         self._static = grids
+        self.positive = False
         self._size = scheme.resolved_group_size(weight.shape[0])
         num_groups = scheme.num_groups(weight.shape[0])
         shape = (num_groups, weight.shape[1])
         self._scales = torch.empty(shape, device=weight.device)
         self._zeros = torch.empty(shape, device=weight.device)
-        self._codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+        self._codes = torch.empty_like(weight)
         # Of each column in rounding order: the group whose grid it is rounded on.
         self._groups = self._group_of_column().tolist()
 
@@ -220,9 +259,11 @@ class _Sweep:
     def run(self) -> None:
         """Round every column."""
         if self._static is not None:
-            self._scales, self._zeros = (part[..., 0].T for part in (self._static.scale, self._static.zero))
+            self._scales, self._zeros = (
+                part[..., 0].T.contiguous() for part in (self._static.scale, self._static.zero)
+            )
         count = len(self._columns)
-        block = self._size * math.ceil(BLOCK / self._size) if self._size < count else BLOCK
+        block = BLOCK if self._size >= count or self._size % BLOCK == 0 else self._size * -(-BLOCK // self._size)
         if self._static is None and self._size >= count:
             self._find_grid(0, count)
         for start in range(0, count, block):
@@ -252,17 +293,13 @@ class _Sweep:
         values = self._weight[start:end].T.masked_fill(self._dead[start:end], 0.0)
         importance = self._factor.diagonal()[start:end].square().reciprocal()
         importance = (importance / importance.mean()).masked_fill(self._dead[start:end], 0.0)
-        grid = search_grid(values[:, None], self._scheme, importance)
+        grid = search_grid(values[:, None], self._scheme, importance, positive=self.positive)
         self._scales[start // self._size], self._zeros[start // self._size] = grid.scale[:, 0, 0], grid.zero[:, 0, 0]
 
-    def packed(self, *, full: bool) -> PackedWeight:
-        """The rounded weight; ``full``: groups are those of the rounding order."""
-        scheme, count = self._scheme, len(self._columns)
-        group_size = -1 if self._size >= count else self._size
-        scales, zeros, codes, perm = self._scales, self._zeros, self._codes, None
-        if full and group_size != -1:
-            perm = self._columns.to(torch.int32)
-        else:
+    def codes(self, *, in_order: bool) -> Codes:
+        """The outcome, columns ``in_order`` of rounding or as they were."""
+        scales, zeros, codes = self._scales, self._zeros, self._codes
+        if not in_order:
             codes = torch.empty_like(codes)
             codes[self._columns] = self._codes
             if self._static is None:
@@ -270,11 +307,17 @@ class _Sweep:
                 place = self._columns[:: self._size] // self._size
                 scales, zeros = torch.empty_like(scales), torch.empty_like(zeros)
                 scales[place], zeros[place] = self._scales, self._zeros
-        return PackedWeight(
-            scheme=WeightOnly(scheme.bits, group_size, scheme.symmetric, act_order=perm is not None),
-            shape=(codes.shape[1], count),
-            qweight=pack(codes.T.contiguous(), scheme.bits),
-            scales=scales.T.to(torch.float16).contiguous(),
-            zeros=None if scheme.symmetric else zeros.T.to(torch.uint8).contiguous(),
-            perm=perm,
-        )
+        return Codes(codes, scales, zeros, min(self._size, len(codes)), 2**self._scheme.bits - 1)
+
+
+def _packed(codes: Codes, scheme: WeightOnly, perm: Tensor | None) -> PackedWeight:
+    count, rows = codes.codes.shape
+    group_size = -1 if codes.group_size >= count else codes.group_size
+    return PackedWeight(
+        scheme=WeightOnly(scheme.bits, group_size, scheme.symmetric, act_order=perm is not None),
+        shape=(rows, count),
+        qweight=pack(codes.codes.T.to(torch.uint8).contiguous(), scheme.bits),
+        scales=codes.scales.T.to(torch.float16).contiguous(),
+        zeros=None if scheme.symmetric else codes.zeros.T.to(torch.uint8).contiguous(),
+        perm=perm,
+    )

@@ -143,18 +143,10 @@ def test_diagonal_blocks() -> None:
 def test_closer_than_rounded_to_nearest(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
     source = tiny_model(family)
     quantize_model(str(source), "rtn:3:32", tmp_path / "rtn")
-    report = quantize_model(str(source), gptq_format("awq:3:32"), tmp_path / "awq", calibration=FEW)
+    report = quantize_model(str(source), "awq:3:32", tmp_path / "awq", calibration=FEW)
     assert divergence(tmp_path / "awq", source) < divergence(tmp_path / "rtn", source)
     assert all(error.relative_rms < 0.4 for error in report.errors)
     original, written = load_file(source / "model.safetensors"), load_file(tmp_path / "awq" / "model.safetensors")
     norm = "model.layers.1.input_layernorm.weight"
     assert not torch.equal(original[norm].half(), written[norm])
     assert json.loads((tmp_path / "awq" / "config.json").read_text())["quantization_config"]["bits"] == 3
-
-
-def gptq_format(text: str) -> object:
-    import dataclasses
-
-    from twofold.quant import parse_quantize_spec
-
-    return dataclasses.replace(parse_quantize_spec(text), format="gptq")

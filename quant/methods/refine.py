@@ -1,0 +1,108 @@
+"""Making rounded weights better against the second moments of their inputs: scales refitted, codes moved one by one.
+
+Both lower tr((Q - T) H (Q - T)^T), the squared error of the outputs, and never raise it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .grid import storable_scale
+
+# Columns whose codes are moved before the rest of the matrix hears of it.
+BLOCK = 32
+RIDGE = 1e-6
+
+
+@dataclass(slots=True)
+class Codes:
+    """A rounded weight, input features first: ``codes`` [K, N], ``scales`` and ``zeros`` [G, N], all float32.
+
+    Groups are runs of ``group_size`` columns; ``top`` is the largest code.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    group_size: int
+    top: int
+
+    def levels(self) -> Tensor:
+        """Codes minus their zeros, [K, N]."""
+        return self.codes - self._spread(self.zeros)
+
+    def values(self) -> Tensor:
+        """What the codes stand for, [K, N]."""
+        return self.levels().mul_(self._spread(self.scales))
+
+    def _spread(self, values: Tensor) -> Tensor:
+        if len(values) == 1:
+            return values
+        return values.repeat_interleave(self.group_size, dim=0)[: len(self.codes)]
+
+
+def refine(rounded: Codes, target: Tensor, hessian: Tensor, *, passes: int = 1, positive: bool = False) -> None:
+    """Improve ``rounded`` in place towards ``target`` [K, N] for inputs with second moments ``hessian`` [K, K]."""
+    wanted = hessian @ target
+    _refit_scales(rounded, wanted, hessian, positive=positive)
+    for _ in range(passes):
+        _move_codes(rounded, target, hessian)
+        _refit_scales(rounded, wanted, hessian, positive=positive)
+
+
+def _refit_scales(rounded: Codes, wanted: Tensor, hessian: Tensor, *, positive: bool) -> None:
+    """The scales that are best for the codes: one small least-squares problem per output feature."""
+    levels = rounded.levels()
+    power, cross = _normal_equations(levels, wanted, hessian, rounded.group_size)
+    ridge = power.diagonal(dim1=1, dim2=2).mean(1, keepdim=True) * RIDGE + torch.finfo(power.dtype).tiny
+    system = power + torch.diag_embed(ridge.expand(-1, power.shape[1]))
+    old = rounded.scales.T
+    solved, info = torch.linalg.solve_ex(system, cross + ridge * old)
+    usable = (info == 0)[:, None] & solved.isfinite().all(1, keepdim=True)
+    if positive:
+        usable = usable & (solved > 0).all(1, keepdim=True)
+    new = torch.where(usable, storable_scale(solved), old)
+    better = _row_errors(new, power, cross) < _row_errors(old, power, cross)
+    rounded.scales = torch.where(better[:, None], new, old).T.contiguous()
+
+
+def _normal_equations(levels: Tensor, wanted: Tensor, hessian: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """For scales s of a row, the error is s A s - 2 s b + const: A [N, G, G] and b [N, G]."""
+    count = len(levels)
+    starts = range(0, count, size)
+    cross = torch.stack([(levels[i : i + size] * wanted[i : i + size]).sum(0) for i in starts], 1)
+    power = levels.new_empty(levels.shape[1], len(starts), len(starts))
+    for g, i in enumerate(starts):
+        spread = hessian[i:, i : i + size] @ levels[i : i + size]
+        spread *= levels[i:]
+        for h, j in enumerate(range(0, count - i, size)):
+            power[:, g, g + h] = power[:, g + h, g] = spread[j : j + size].sum(0)
+    return power, cross
+
+
+def _row_errors(scales: Tensor, power: Tensor, cross: Tensor) -> Tensor:
+    quadratic = (scales[:, None] @ power @ scales[:, :, None])[:, 0, 0]
+    return quadratic - 2 * (scales * cross).sum(1)
+
+
+def _move_codes(rounded: Codes, target: Tensor, hessian: Tensor) -> None:
+    """One pass of coordinate descent: each code becomes the best one, given all others."""
+    values = rounded.values()
+    gradient = hessian @ (values - target)
+    diagonal = hessian.diagonal().clamp(min=1e-30).tolist()
+    for start in range(0, len(values), BLOCK):
+        end = min(start + BLOCK, len(values))
+        moved = torch.zeros_like(values[start:end])
+        for column in range(start, end):
+            group = column // rounded.group_size
+            scale, zero = rounded.scales[group], rounded.zeros[group]
+            best = torch.add(values[column], gradient[column], alpha=-1 / diagonal[column])
+            codes = best.div_(scale).round_().add_(zero).clamp_(0, rounded.top)
+            rounded.codes[column] = codes
+            change = codes.sub_(zero).mul_(scale).sub_(values[column])
+            moved[column - start] = change
+            gradient[column + 1 : end].addr_(hessian[column, column + 1 : end], change)
+        gradient[end:].addmm_(hessian[end:, start:end], moved)

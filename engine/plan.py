@@ -96,7 +96,7 @@ def make_plan(
     kinds = KV_CACHE_DTYPES if config.kv_cache_dtype == "auto" else (config.kv_cache_dtype,)
     first = survey(config.quantization, kinds[0])
     surveys: dict[str, Survey | str] = {config.quantization or AS_STORED: first}
-    if config.quantization is None and first.format_name == "dense":
+    if config.quantization is None and first.format_name in ("dense", "gguf"):
         surveys |= {kind: _or_reason(survey, kind, kinds[0]) for kind in QUANTIZATIONS}
     # The caches do not depend on the weights' scheme.
     caches = {kind: _or_reason(survey, config.quantization, kind) for kind in kinds[1:]}

@@ -19,6 +19,7 @@ from .canonical import CanonicalWeight, DenseWeight, EightBitWeight, PackedWeigh
 from .eight_bit import int8_as_packed_fields
 from .formats import Format, TensorSource, detect_format
 from .formats.dense import DenseFormat
+from .formats.gguf import GgufFormat, gives_blocks
 from .formats.names import is_head, is_router
 from .methods.rtn import quantize_rtn
 from .scheme import Dense, Fp8, Scheme, WeightOnly
@@ -32,14 +33,17 @@ SCHEMES: dict[str, WeightOnly | Fp8] = {
 SCALE_BYTES = {"int8": 4, "int4": 2, "fp8": 4}
 
 
-def load_format(quantization: Mapping[str, Any] | None, at_load: str | None) -> Format:
+def load_format(
+    quantization: Mapping[str, Any] | None, at_load: str | None, source: TensorSource | None = None
+) -> Format:
     """The format of a checkpoint; with ``at_load`` (int8, int4, fp8) its plain weights are rounded on the way in.
 
-    ConfigError when the checkpoint is quantized already.
+    Those of a GGUF file (``source``) are plain then, else they stay quantized. ConfigError when another checkpoint is
+    quantized already.
     """
     stored = detect_format(quantization)
     if at_load is None:
-        return stored
+        return GgufFormat() if gives_blocks(source) else stored
     if not isinstance(stored, DenseFormat):
         raise ConfigError(
             f"quantization is {at_load!r}, but the checkpoint is already quantized ({stored.name}); "

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...quant.canonical import PackedWeight, dequantize
 from .linear import Linear
 
 
 class Embedding:
-    """``weight`` [V,K]; ids [T] -> [T,K], times ``scale``, which is rounded to the weight's dtype first (Gemma)."""
+    """``weight`` [V,K]; ids [T] -> [T,K], times ``scale``, which is rounded to the weight's dtype first (Gemma).
 
-    def __init__(self, weight: Tensor, scale: float = 1.0) -> None:
+    A packed weight stays packed: its rows are dequantized as they are looked up, to ``dtype``.
+    """
+
+    def __init__(self, weight: Tensor | PackedWeight, scale: float = 1.0, dtype: torch.dtype | None = None) -> None:
         self.weight = weight
-        self._scale = float(torch.tensor(scale, dtype=weight.dtype))
+        self._dtype = dtype or (torch.float32 if isinstance(weight, PackedWeight) else weight.dtype)
+        self._scale = float(torch.tensor(scale, dtype=self._dtype))
 
     def __call__(self, input_ids: Tensor) -> Tensor:
-        rows = F.embedding(input_ids, self.weight)
+        rows = self._rows(input_ids)
         return rows if self._scale == 1.0 else rows * self._scale
+
+    def _rows(self, input_ids: Tensor) -> Tensor:
+        weight = self.weight
+        if isinstance(weight, Tensor):
+            return F.embedding(input_ids, weight)
+        chosen = replace(
+            weight,
+            shape=(input_ids.numel(), weight.shape[1]),
+            qweight=weight.qweight[input_ids],
+            scales=weight.scales[input_ids],
+            zeros=None if weight.zeros is None else weight.zeros[input_ids],
+        )
+        return dequantize(chosen, self._dtype)
 
 
 class Head:

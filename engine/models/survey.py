@@ -42,9 +42,10 @@ def survey_model(
     ``quantization`` is what would be done at load: int8, int4 or fp8; ``kv_cache_dtype`` auto, fp8 or int8.
     """
     config = load_model_config(files)
-    quant_format = load_format(config.quantization, quantization)
+    checkpoint = open_checkpoint(files)
+    quant_format = load_format(config.quantization, quantization, checkpoint)
     kv_cache = kv_cache_type(kv_cache_dtype, dtype, kernels.spec, config.quantization)
-    return survey_checkpoint(config, open_checkpoint(files), quant_format, kernels, dtype, block_size, kv_cache)
+    return survey_checkpoint(config, checkpoint, quant_format, kernels, dtype, block_size, kv_cache)
 
 
 def survey_checkpoint(

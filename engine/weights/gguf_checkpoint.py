@@ -1,7 +1,8 @@
-"""A GGUF file seen as a checkpoint with Hugging Face names, in float32."""
+"""A GGUF file seen as a checkpoint with Hugging Face names: values in float32, or the stored blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from .gguf_names import hf_name
 
 # Tensors that hold no parameter: the config already says what they say.
 DERIVED = frozenset({"rope_freqs.weight"})
+# Of blocks that are handed out at once.
+CHUNK_BYTES = 1 << 20
 
 
 class GgufCheckpoint(Checkpoint):
@@ -44,6 +47,21 @@ class GgufCheckpoint(Checkpoint):
         data = self._file.read(stored)
         num_heads = self._permuted_heads(stored)
         return torch.from_numpy(unpermute(data, num_heads) if num_heads else data)
+
+    def block_type(self, name: str) -> str:
+        """GGUF's name of the type that a tensor is stored in: F32, Q4_1 ..."""
+        return self._file.tensors[self._stored_name[name]].tensor_type.name
+
+    def block_rows(self, name: str) -> Iterator[tuple[int, Tensor]]:
+        """(first row, uint8 [rows, bytes of a row]) of a quantized matrix, a few rows at a time, in Hugging Face's
+        order."""
+        self.taken.add(name)
+        stored = self._stored_name[name]
+        data, num_heads = self._file.tensors[stored].data, self._permuted_heads(stored)
+        data = unpermute(data, num_heads) if num_heads else data
+        step = max(1, CHUNK_BYTES // data.shape[1])
+        for first in range(0, data.shape[0], step):
+            yield first, torch.from_numpy(np.array(data[first : first + step]))
 
     def _permuted_heads(self, stored: str) -> int | None:
         """Heads of a tensor whose rows llama.cpp permuted: only q and k of the llama architecture."""

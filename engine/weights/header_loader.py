@@ -12,11 +12,14 @@ from ...errors import CheckpointError
 from ...kernels.kernel_set import KernelSet
 from ...kernels.problems import ExpertLinearProblem, LinearProblem
 from ...quant.at_load import AtLoadFormat
+from ...quant.canonical import PackedWeight
 from ...quant.footprint import StoredLinear, merge_stored
 from ...quant.formats import Format
+from ...quant.formats.gguf import GgufFormat
 from ...quant.formats.names import stored_module
 from ...quant.kv_scales import KVScales, scaled_layers
-from ...quant.scheme import Dense, MicroScaled, Scheme, WeightOnly
+from ...quant.packing import num_words
+from ...quant.scheme import Dense, MicroScaled, Offset, Scheme, WeightOnly
 from ..kv_cache_type import KVCacheType
 from ..layers.embedding import Embedding
 from ..layers.linear import Linear
@@ -25,6 +28,7 @@ from .checkpoint import Checkpoint
 from .expert_stack import one_scheme
 from .loader import Loader, layer_class
 
+_FLOATS = {2: torch.float16, 4: torch.float32}
 # Where formats keep a module's scales; a format that keeps them elsewhere makes float32 ones.
 SCALE_PARTS = ("scales", "weight_scale", "weight_scale_inv")
 
@@ -102,9 +106,21 @@ class HeaderLoader(Loader):
         stored = [name for name in self._format.tensor_names(module) if self.checkpoint.has(name)]
         if stored and stored != [f"{module}.weight"]:
             return self.linear({module: rows}, columns, bias=False)
-        part = StoredLinear(Dense(), (rows, columns), self.dtype.itemsize)
+        weight = embedding.weight
+        if isinstance(weight, PackedWeight):
+            part = StoredLinear(weight.scheme, (rows, columns), weight.scales.itemsize)
+        else:
+            part = StoredLinear(Dense(), (rows, columns), self.dtype.itemsize)
         self._record(module, self._problem(part), part.nbytes, shared=True)
         return Linear([])
+
+    def _packed_embedding(self, module: str, shape: tuple[int, int]) -> PackedWeight | None:
+        if not isinstance(self._format, GgufFormat) or module not in self._quantized:
+            return None
+        stored = self._stored(module, shape)
+        self.weight_bytes += stored.nbytes
+        self.memory_bytes += stored.nbytes
+        return _hollow(stored)
 
     def _problem(self, part: StoredLinear) -> LinearProblem:
         rows, columns = part.shape
@@ -136,6 +152,8 @@ class HeaderLoader(Loader):
     def _scale_bytes(self, module: str) -> int:
         if isinstance(self._format, AtLoadFormat):
             return self._format.scale_bytes()
+        if isinstance(self._format, GgufFormat):
+            return self._format.scale_bytes(self.checkpoint, module)
         names = [f"{module}.{part}" for part in SCALE_PARTS if self.checkpoint.has(f"{module}.{part}")]
         size = self.checkpoint.dtype(names[0]).itemsize if names else 4
         return size if size > 1 else 4  # exponents become float32
@@ -166,6 +184,15 @@ class HeaderLoader(Loader):
     def _require(self, name: str) -> None:
         if not self.checkpoint.has(name):
             raise CheckpointError(f"tensor {name} is missing from {self.checkpoint.location(name)}")
+
+
+def _hollow(stored: StoredLinear) -> PackedWeight:
+    """A packed weight of which there are only the sizes."""
+    scheme, (rows, columns) = stored.scheme, stored.shape
+    assert isinstance(scheme, WeightOnly | Offset), f"{scheme} is not packed"
+    scales = torch.empty((rows, scheme.num_groups(columns)), dtype=_FLOATS[stored.scale_bytes], device="meta")
+    words = torch.empty((rows, num_words(columns, scheme.bits)), dtype=torch.int32, device="meta")
+    return PackedWeight(scheme, stored.shape, words, scales, None if scheme.symmetric else torch.empty_like(scales))
 
 
 def _whole_group(scheme: Scheme, columns: int) -> Scheme:

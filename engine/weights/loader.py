@@ -16,7 +16,7 @@ from ...errors import CheckpointError, UnsupportedError
 from ...kernels.kernel_set import KernelSet
 from ...kernels.problems import ExpertLinearProblem, LinearProblem
 from ...log import get_logger
-from ...quant.canonical import CanonicalWeight, DenseWeight
+from ...quant.canonical import CanonicalWeight, DenseWeight, PackedWeight
 from ...quant.formats import Format
 from ...quant.formats.dtypes import is_plain
 from ...quant.formats.names import stored_module
@@ -102,7 +102,10 @@ class Loader:
         return RMSNorm(self._plain(f"{module}.weight", (size,)), eps, self.kernels, offset)
 
     def embedding(self, module: str, vocab_size: int, size: int, scale: float = 1.0) -> Embedding:
-        """The token embedding [V,K], whose rows are multiplied by ``scale``."""
+        """The token embedding [V,K], whose rows are multiplied by ``scale``; it may stay packed."""
+        packed = self._packed_embedding(module, (vocab_size, size))
+        if packed is not None:
+            return Embedding(packed, scale, self.dtype)
         return Embedding(self._plain(f"{module}.weight", (vocab_size, size)), scale)
 
     def tied_head(self, module: str, embedding: Embedding) -> Linear:
@@ -116,7 +119,9 @@ class Loader:
             )
             vocab_size, size = embedding.weight.shape
             return self.linear({module: vocab_size}, size, bias=False)
-        return Linear([self._prepare(module, DenseWeight(embedding.weight), None, shared=True)])
+        weight = embedding.weight
+        stored = weight if isinstance(weight, PackedWeight) else DenseWeight(weight)
+        return Linear([self._prepare(module, stored, None, shared=True)])
 
     def finish(self, num_layers: int) -> list[str]:
         """CheckpointError names a tensor that no layer asked for; returned are those that are known to be harmless."""
@@ -131,10 +136,11 @@ class Loader:
             return False
         if stored != [f"{module}.weight"]:
             return True
-        if self.checkpoint.shape(stored[0]) != tuple(embedding.weight.shape):
+        weight = embedding.weight
+        if isinstance(weight, PackedWeight) or self.checkpoint.shape(stored[0]) != tuple(weight.shape):
             return True
         for first, rows in self.checkpoint.rows(stored[0]):
-            ours = embedding.weight[first : first + rows.shape[0]]
+            ours = weight[first : first + rows.shape[0]]
             if not torch.equal(rows.to(device=self.device, dtype=self.dtype), ours):
                 return True
         return False
@@ -239,6 +245,18 @@ class Loader:
             num_bytes = 0
         self.memory_bytes += num_bytes
         self.kernels.record(layer, problem, num_bytes)
+
+    def _packed_embedding(self, module: str, shape: tuple[int, int]) -> PackedWeight | None:
+        packed = self._format.packed_embedding(self.checkpoint, module)
+        if packed is None:
+            return None
+        self._fill(module)
+        self._check_shape(module, packed.shape, shape)
+        self.weight_bytes += packed.nbytes
+        self.memory_bytes += packed.nbytes
+        moved = to_device(packed, self.device)
+        assert isinstance(moved, PackedWeight), "a device changes no kind"
+        return moved
 
     def _plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
         self._fill(name)

@@ -21,7 +21,8 @@ _NUM_SIZES = 11
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertPanels:
-    """``weights`` keeps the panels alive that ``tensors`` points to, [E] of (floats or codes, scales, zeros, offsets, perm)."""
+    """``weights`` keeps the panels alive that ``tensors`` points to, [E] of (floats or codes, scales, zeros, offsets,
+    perm)."""
 
     weights: list[Any]
     tensors: ctypes.Array[ctypes.c_void_p]

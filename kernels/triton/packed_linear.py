@@ -8,7 +8,8 @@ rows the weight's bytes are everything, and K is split so that enough programs r
 order.
 
 Where a tile of K lies within one group, codes minus zero (exact in 16 bits) are multiplied and the scale is applied to
-the product; an offset instead of a zero multiplies the sum of the inputs. Otherwise each weight is scaled in float32 and rounded to x's dtype, as dequantizing does.
+the product; an offset instead of a zero multiplies the sum of the inputs. Otherwise each weight is scaled in float32
+and rounded to x's dtype, as dequantizing does.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def scaled_weight(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ) -> tl.tensor:
-    """float32 ``(code - zero) * scale``, or ``code * scale + offset``, [BLOCK_N, BLOCK_K]; a group per unit or per code."""
+    """float32 ``(code - zero) * scale``, or ``code * scale + offset``, [BLOCK_N, BLOCK_K]; groups per unit or code."""
     if GROUPING == "code":
         columns = start + tl.arange(0, BLOCK_K)
     else:
@@ -107,7 +107,6 @@ def scaled_weight(
     if GROUPING == "unit":
         scales = spread(scales, PACK, BLOCK_N, BLOCK_K)
         zeros = spread(zeros, PACK, BLOCK_N, BLOCK_K)
-    if HAS_ZEROS:
-        if are_offsets(zeros_ptr):
-            return to_float(codes) * scales + zeros
+    if HAS_ZEROS and are_offsets(zeros_ptr):
+        return to_float(codes) * scales + zeros
     return (to_float(codes) - zeros) * scales

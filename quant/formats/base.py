@@ -93,6 +93,10 @@ class Format(ABC):
         bias = source.get(name).to(dtype)
         return bias if bool(bias.any()) else None
 
+    def packed_embedding(self, source: TensorSource, module: str) -> PackedWeight | None:
+        """The token embedding [V, K] where it is stored in packed integers that its rows can be looked up in."""
+        return None
+
     def quantized_modules(self, source: TensorSource) -> list[str]:
         """Modules that have tensors only a quantized one has, or a weight that is made of codes, sorted."""
         found = set()

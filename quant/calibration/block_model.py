@@ -17,6 +17,8 @@ from ...engine.weights.checkpoint import Checkpoint
 from ...errors import UnsupportedError
 from .experts import split_experts
 
+# What a layer's argument for its KV cache is called.
+_CACHES = ("cache", "past_key_values")
 _OLDER_EXPERTS = ".block_sparse_moe."
 
 
@@ -73,9 +75,10 @@ class BlockModel:
         return layer
 
     @torch.inference_mode()
-    def run(self, index: int, layer: nn.Module, hidden: Tensor) -> Tensor:
-        """A layer's output for its input [B, L, K]."""
+    def run(self, index: int, layer: nn.Module, hidden: Tensor, cache: Any = None) -> Tensor:
+        """A layer's output for its input [B, L, K]; ``cache`` stands for transformers' KV cache."""
         arguments = {name: _expand(value, hidden.shape[0]) for name, value in self._arguments[index].items()}
+        arguments |= {name: cache for name in _CACHES if name in arguments}
         output = layer(hidden, **arguments)
         return output[0] if isinstance(output, tuple) else output
 

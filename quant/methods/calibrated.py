@@ -18,6 +18,7 @@ from ..calibration.stages import InputGroup, stages
 from ..canonical import dequantize
 from ..plan import LayerPlan
 from ..scheme import Scheme
+from .kv_ranges import KVRanges
 from .layer_method import LayerWeights
 from .scaling import FindScale, scale_layer
 from .statistics import InputStatistics
@@ -56,6 +57,7 @@ class CalibratedLayers:
 
     Two streams of hidden states go through: the original model's and the quantized one's. ``memory`` bytes
     of them are kept in memory, more lies on disk. With ``find_scale`` a layer is scaled before it is quantized.
+    ``kv_cache`` (fp8, int8): the type that scales of keys and values are made for, where the plan asks for them.
     """
 
     def __init__(
@@ -65,11 +67,13 @@ class CalibratedLayers:
         quantize: GroupQuantizer,
         *,
         find_scale: FindScale | None = None,
+        kv_cache: str | None = None,
         memory: int = DEFAULT_MEMORY,
     ) -> None:
         self._model = model
         self._quantize = quantize
         self._find_scale = find_scale
+        self._kv_cache = kv_cache
         self._memory = memory
         self._batch = max(1, BATCH_TOKENS // windows.shape[1])
         hidden = model.config.hidden_size
@@ -104,7 +108,11 @@ class CalibratedLayers:
                     quantized = dequantize(result.quantized[name])
                     result.weight_errors[name] = float((quantized - weight).norm() / weight.norm().clamp(min=1e-30))
                     weight.copy_(quantized)
-        self._advance(index, layer)
+        ranges = KVRanges() if plan.kv_scales else None
+        self._advance(index, layer, ranges)
+        if ranges is not None and self._kv_cache is not None:
+            attentions = {name.rpartition(".")[0] for name in plan.kv_scales}
+            result.kv_scales = dict.fromkeys(attentions, ranges.scales(self._kv_cache))
         return result
 
     def _check_finite(self, layer: nn.Module, modules: Mapping[str, str]) -> None:
@@ -149,8 +157,8 @@ class CalibratedLayers:
         """The name within a layer, as transformers calls it."""
         return self._model.module_name(name).removeprefix(f"{self._model.layer_name(index)}.")
 
-    def _advance(self, index: int, layer: nn.Module) -> None:
-        self._states.update(self._batch, functools.partial(self._model.run, index, layer))
+    def _advance(self, index: int, layer: nn.Module, ranges: KVRanges | None = None) -> None:
+        self._states.update(self._batch, functools.partial(self._model.run, index, layer, cache=ranges))
 
     def _original_inputs(
         self, index: int, layer: nn.Module, groups: Sequence[InputGroup]

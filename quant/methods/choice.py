@@ -31,14 +31,26 @@ def layer_method(
 
     windows = calibration_windows(load_tokenizer(files), calibration)
     quantizer, find_scale = _parts(spec)
-    return CalibratedLayers(BlockModel(files, checkpoint), windows, quantizer, find_scale=find_scale)
+    model = BlockModel(files, checkpoint)
+    return CalibratedLayers(model, windows, quantizer, find_scale=find_scale, kv_cache=spec.kv_cache)
 
 
 def _parts(spec: QuantizeSpec) -> tuple[GroupQuantizer, FindScale | None]:
+    """What rounds a layer, and what scales it before."""
     from .awq import ClippedGroups, search_scale
+    from .fp8 import Fp8Groups
     from .gptq import GPTQOptions
     from .gptq_layers import GPTQGroups
+    from .rounding import NearestGroups
+    from .smoothquant import Int8Groups, search_smoothing
 
+    options = GPTQOptions(order=spec.order)
+    if spec.method == "rtn":
+        return NearestGroups(), None
+    if spec.method == "fp8":
+        return Fp8Groups(), None
     if spec.method == "awq":
         return ClippedGroups(), search_scale
-    return GPTQGroups(GPTQOptions(order=spec.order)), None
+    if spec.method == "smoothquant":
+        return Int8Groups(options), search_smoothing
+    return GPTQGroups(options), None

@@ -37,7 +37,7 @@ def _fp8(weight: Tensor, scheme: Fp8, input_scale: Tensor | None) -> EightBitWei
 
 def _int8(weight: Tensor, scheme: Int8, input_scale: Tensor | None) -> EightBitWeight:
     assert scheme.block[0] == 1, f"int8 is rounded per output feature, not {scheme}"
-    packed = quantize_rtn(weight, WeightOnly(8, scheme.block[1], scheme.symmetric))
+    packed = quantize_rtn(weight, WeightOnly(8, scheme.block[1], scheme.symmetric), positive=True)
     codes = (unpack(packed.qweight, 8, weight.shape[1]).to(torch.int16) - 128).to(torch.int8)
     zeros = None if packed.zeros is None else (packed.zeros.to(torch.int16) - 128).to(torch.int8)
     return EightBitWeight(scheme, codes, packed.scales.float(), zeros, input_scale)

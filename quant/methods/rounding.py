@@ -9,7 +9,10 @@ from torch import Tensor
 
 from ..canonical import CanonicalWeight
 from ..plan import LayerPlan
+from ..scheme import Scheme
 from .layer_method import LayerWeights, ReadWeight
+from .nearest import quantize_nearest
+from .statistics import InputStatistics
 
 
 class RoundedLayers:
@@ -26,3 +29,21 @@ class RoundedLayers:
 
     def skip(self, layer: LayerPlan, done: LayerWeights) -> None:
         """Nothing depends on earlier layers."""
+
+
+class NearestGroups:
+    """A `GroupQuantizer` that looks at no data: what a run does whose text is for the KV cache alone."""
+
+    needs_products = False
+    needs_originals = False
+
+    def __call__(
+        self,
+        weights: dict[str, Tensor],
+        schemes: dict[str, Scheme],
+        statistics: InputStatistics,
+        result: LayerWeights,
+    ) -> None:
+        """Each module for itself."""
+        for name, weight in weights.items():
+            result.quantized[name] = quantize_nearest(weight, schemes[name])

@@ -60,6 +60,13 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         "body_seconds",
         {"type": number(0.0, float("inf")), "metavar": "S", "help": "how long a client may take to send its body"},
     ),
+    "--state-dir": (
+        "state_dir",
+        {
+            "metavar": "DIR",
+            "help": "folder that keeps stored responses, files and batches (default: they are kept in memory)",
+        },
+    ),
     "--access-log": ("access_log", {"action": "store_true", "help": "log every request"}),
 }
 

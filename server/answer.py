@@ -41,15 +41,33 @@ async def answer_request(
 ) -> Response:
     """Read and check the body, ``prepare(state, body, arrival)`` the answer, and send it as the body asks."""
     arrival = time.monotonic()
+    body = await read_body(request, schema)
+    answer = await prepare(state_of(request), body, arrival)
+    return await send_answer(request, answer, stream=bool(body.stream))
+
+
+async def read_body(request: Request, schema: type[B]) -> B:
+    """The request's body, checked, for a model that is served and an engine that is ready."""
     state = state_of(request)
     state.ready_client()
     config = state.config
     body = await read_json(request, schema, max_bytes=config.max_body_bytes, seconds=config.body_seconds)
     state.check_model(body.model)
     body.check()
-    answer = await prepare(state, body, arrival)
+    return body
+
+
+async def send_answer(
+    request: Request, answer: Answer, *, stream: bool, stream_class: type[EventStream] = EventStream
+) -> Response:
+    """Compute ``answer`` and send it, whole or as it comes."""
+    open_requests = state_of(request).open_requests
     headers = {"x-request-id": answer.id}
-    if body.stream:
-        return EventStream(answer.events(), state.open_requests, headers)
-    result = await state.open_requests.run(request.receive, answer.collect())
+    if stream:
+        return stream_class(answer.events(), open_requests, headers)
+    return json_response(await open_requests.run(request.receive, answer.collect()), headers)
+
+
+def json_response(result: Any, headers: dict[str, str] | None = None) -> Response:
+    """A struct, or whatever msgspec takes, as JSON."""
     return Response(msgspec.json.encode(result), headers=headers, media_type="application/json")

@@ -13,6 +13,7 @@ from . import chat, completions, health, metrics, models, tokenize
 from .config import ServerConfig
 from .errors import handle_error
 from .gate import Gate
+from .responses import routes as responses
 from .state import ServerState
 
 ROUTES = [
@@ -23,6 +24,12 @@ ROUTES = [
     Route("/v1/kernels", health.get_kernels, methods=["GET"]),
     Route("/v1/completions", completions.create_completion, methods=["POST"]),
     Route("/v1/chat/completions", chat.create_chat_completion, methods=["POST"]),
+    Route("/v1/responses", responses.create_response, methods=["POST"]),
+    Route("/v1/responses/input_tokens", responses.count_input_tokens, methods=["POST"]),
+    Route("/v1/responses/{response_id}", responses.get_response, methods=["GET"]),
+    Route("/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"]),
+    Route("/v1/responses/{response_id}/cancel", responses.cancel_response, methods=["POST"]),
+    Route("/v1/responses/{response_id}/input_items", responses.list_input_items, methods=["GET"]),
     Route("/tokenize", tokenize.tokenize, methods=["POST"]),
     Route("/detokenize", tokenize.detokenize, methods=["POST"]),
 ]

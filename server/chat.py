@@ -103,6 +103,11 @@ class ChatAnswer:
         self._created = int(time.time())
         self._usage: Any = None if body.include_usage else msgspec.UNSET
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the rendered conversation."""
+        return len(self._generation.requests[0].prompt_token_ids)
+
     async def collect(self) -> ChatCompletion:
         """The whole answer."""
         choices = [_Collected() for _ in range(self._generation.num_choices)]

@@ -21,6 +21,7 @@ class ServerConfig:
     ``max_body_bytes``     larger request bodies get a 413.
     ``max_open_requests``  requests being answered at once; one more gets a 503 with Retry-After.
     ``body_seconds``       how long a client may take to send its body; then 408.
+    ``state_dir``          folder for stored responses, files and batches; None keeps them in memory.
     """
 
     host: str = "127.0.0.1"
@@ -33,6 +34,7 @@ class ServerConfig:
     max_open_requests: int = 4096
     body_seconds: float = 30.0
     access_log: bool = False
+    state_dir: str | None = None
 
     def __post_init__(self) -> None:
         if self.generation_config not in GENERATION_CONFIGS:

@@ -14,6 +14,7 @@ from ..errors import (
     EngineBusyError,
     EngineDeadError,
     RequestError,
+    StorageError,
     TwofoldError,
     UnsupportedError,
 )
@@ -82,6 +83,10 @@ def error_reply(error: BaseException) -> ErrorReply:
         return ErrorReply(503, str(error), code="unavailable", headers=RETRY_AFTER)
     if isinstance(error, EngineDeadError):
         return ErrorReply(503, str(error), code="engine_dead")
+    if isinstance(error, StorageError):
+        # Its message names folders of the host.
+        logger.error("%s", error)
+        return ErrorReply(503, "the server cannot store this now; its log says why", code="storage_failed")
     if isinstance(error, GenerationError):
         return ErrorReply(500, str(error), code="generation_failed")
     if isinstance(error, HTTPException):

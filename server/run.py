@@ -74,6 +74,9 @@ class _Server:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
+        if self._config.state_dir is not None:
+            # A folder that cannot be used ends the start, not the first request that needs it.
+            await self._state.database.run(lambda connection: None)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         serving = asyncio.ensure_future(self._http.serve(sockets=[self._socket]))
@@ -83,6 +86,7 @@ class _Server:
             self._http.should_exit = True
             await serving
             self._socket.close()
+            self._state.database.close()
 
     async def _live(self) -> int:
         client = await self._load()

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .errors import error_reply
+from .errors import ErrorReply, error_reply
 from .open_requests import ClientGone, OpenRequests
 
 DONE = b"data: [DONE]\n\n"
@@ -32,6 +32,8 @@ class EventStream(Response):
     An error later on is a last event ``{"error": ...}`` without ``[DONE]`` after it.
     """
 
+    end = DONE
+
     def __init__(
         self, events: AsyncGenerator[bytes, None], open_requests: OpenRequests, headers: dict[str, str]
     ) -> None:
@@ -52,7 +54,7 @@ class EventStream(Response):
             if not self._started:
                 await reply.response()(scope, receive, send)
                 return
-            await _send_body(send, event(reply.encode()), more=True)
+            await _send_body(send, self.error_event(reply), more=True)
         await _send_body(send, b"", more=False)
 
     async def _send_events(self, send: Send) -> None:
@@ -61,12 +63,26 @@ class EventStream(Response):
                 await self._start(send)
                 await _send_body(send, payload, more=True)
         await self._start(send)
-        await _send_body(send, DONE, more=True)
+        if self.end:
+            await _send_body(send, self.end, more=True)
+
+    def error_event(self, reply: ErrorReply) -> bytes:
+        """The last event of a stream that fails."""
+        return event(reply.encode())
 
     async def _start(self, send: Send) -> None:
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": self.status_code, "headers": self._event_headers})
+
+
+class NamedEventStream(EventStream):
+    """Events with names, the last of which says that it is the last: no ``[DONE]``."""
+
+    end = b""
+
+    def error_event(self, reply: ErrorReply) -> bytes:
+        return b"event: error\n" + event(reply.encode())
 
 
 async def _send_body(send: Send, body: bytes, *, more: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
@@ -13,10 +13,13 @@ from ..engine.client import AsyncEngineClient
 from ..engine.sampling_params import SamplingParams
 from ..errors import EngineBusyError, EngineDeadError
 from .config import ServerConfig
+from .database import Database
 from .errors import ModelNameError
 from .logprobs import TokenTexts
 from .metrics import Metrics
 from .open_requests import OpenRequests
+
+S = TypeVar("S")
 
 
 class Phase(str, Enum):
@@ -38,6 +41,8 @@ class ServerState:
         self.open_requests = OpenRequests()
         self.metrics = Metrics(self)
         self.token_texts: TokenTexts
+        self.database = Database(None if config.state_dir is None else Path(config.state_dir).expanduser())
+        self._shared: dict[type[Any], Any] = {}
         self._draining = False
 
     def attach(self, client: AsyncEngineClient) -> None:
@@ -80,6 +85,13 @@ class ServerState:
         if self.config.generation_config == "none":
             return SamplingParams(**fields)
         return self.ready_client().inputs.default_params(**fields)
+
+    def shared(self, kind: type[S]) -> S:
+        """The one ``kind(state)`` of this server, made on first use: what the routes of a family share."""
+        if kind not in self._shared:
+            self._shared[kind] = kind(self)  # type: ignore[call-arg]
+        made: S = self._shared[kind]
+        return made
 
 
 def state_of(request: Request) -> ServerState:

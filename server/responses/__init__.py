@@ -1,0 +1,1 @@
+"""The Responses API: conversations that the server can remember."""

@@ -1,0 +1,152 @@
+"""``/v1/responses``: make, read, cancel and delete responses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+
+from ...errors import RequestError
+from ..answer import json_response, read_body, send_answer
+from ..owners import owner_of
+from ..sse import NamedEventStream
+from ..state import ServerState, state_of
+from .answer import ResponseAnswer, prepare_response
+from .schema import ItemList, ResponseRequest
+from .store import UNFINISHED, ResponseStore
+
+_MAX_PAGE = 100
+
+
+class Responses:
+    """What the routes of one server share: the store, and the responses at work in the background."""
+
+    def __init__(self, state: ServerState) -> None:
+        self.store = ResponseStore(state.database)
+        self.running: dict[str, tuple[asyncio.Task[None], ResponseAnswer]] = {}
+        self._state = state
+        self._swept = False
+
+    async def sweep(self) -> None:
+        """Once, before the first use: what an earlier run of the server left unfinished has failed."""
+        if not self._swept:
+            self._swept = True
+            await self.store.fail_unfinished("the server stopped before this response was complete")
+
+    def start(self, answer: ResponseAnswer) -> None:
+        """Compute ``answer`` without a client that waits for it; draining waits for it like for any request."""
+        task = asyncio.ensure_future(self._run(answer))
+        self.running[answer.id] = task, answer
+
+    async def cancel(self, response_id: str) -> ResponseAnswer | None:
+        """End a response at work and store it as cancelled; None where it is not at work (any more)."""
+        task, answer = self.running.get(response_id, (None, None))
+        if task is None or answer is None:
+            return None
+        task.cancel()
+        await asyncio.wait((task,))
+        return answer if answer.response.status in UNFINISHED else None
+
+    async def _run(self, answer: ResponseAnswer) -> None:
+        self._state.num_open += 1
+        try:
+            await self._state.open_requests.run(_never, answer.run_in_background())
+        except Exception as error:
+            await answer.give_up(error)
+        finally:
+            self._state.num_open -= 1
+            del self.running[answer.id]
+
+
+async def create_response(request: Request) -> HttpResponse:
+    """Answer ``input``, at once, as a stream of events, or in the background."""
+    arrival = time.monotonic()
+    state, responses = await _shared(request)
+    body = await read_body(request, ResponseRequest)
+    answer = await prepare_response(state, responses.store, owner_of(request), body, arrival)
+    if body.background:
+        await answer.save()
+        queued = json_response(answer.response, {"x-request-id": answer.id})
+        responses.start(answer)
+        return queued
+    return await send_answer(request, answer, stream=bool(body.stream), stream_class=NamedEventStream)
+
+
+async def count_input_tokens(request: Request) -> HttpResponse:
+    """How many tokens the prompt of a response would have."""
+    state, responses = await _shared(request)
+    body = await read_body(request, ResponseRequest)
+    answer = await prepare_response(state, responses.store, owner_of(request), body, 0.0)
+    return json_response({"object": "response.input_tokens", "input_tokens": answer.num_input_tokens})
+
+
+async def get_response(request: Request) -> HttpResponse:
+    """A stored response."""
+    _, responses = await _shared(request)
+    if request.query_params.get("stream", "false").lower() in ("true", "1"):
+        raise RequestError("a stored response is not streamed; leave stream out", param="stream")
+    stored = await responses.store.get(owner_of(request), request.path_params["response_id"])
+    return json_response(stored.response)
+
+
+async def delete_response(request: Request) -> HttpResponse:
+    """Forget a response; one that is at work in the background ends."""
+    _, responses = await _shared(request)
+    response_id = request.path_params["response_id"]
+    await responses.store.delete(owner_of(request), response_id)
+    await responses.cancel(response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+async def cancel_response(request: Request) -> HttpResponse:
+    """End a response in the background; one that has ended stays as it is."""
+    _, responses = await _shared(request)
+    owner, response_id = owner_of(request), request.path_params["response_id"]
+    stored = await responses.store.get(owner, response_id)
+    if not stored.response.background:
+        raise RequestError(
+            f"{response_id!r} was not made with background true; only such responses are cancelled", param="response_id"
+        )
+    answer = await responses.cancel(response_id)
+    if answer is not None:
+        await answer.cancel()
+    return json_response((await responses.store.get(owner, response_id)).response)
+
+
+async def list_input_items(request: Request) -> HttpResponse:
+    """The items that the request of a stored response brought, newest first unless ``order=asc``."""
+    _, responses = await _shared(request)
+    stored = await responses.store.get(owner_of(request), request.path_params["response_id"])
+    limit = _limit(request.query_params.get("limit", "20"))
+    items = stored.items if request.query_params.get("order") == "asc" else stored.items[::-1]
+    after = request.query_params.get("after")
+    if after is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise RequestError(f"after: the response has no item {after!r}", param="after")
+        items = items[ids.index(after) + 1 :]
+    page = items[:limit]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return json_response(ItemList(data=page, first_id=first, last_id=last, has_more=len(items) > limit))
+
+
+async def _shared(request: Request) -> tuple[ServerState, Responses]:
+    state = state_of(request)
+    state.ready_client()
+    responses = state.shared(Responses)
+    await responses.sweep()
+    return state, responses
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MAX_PAGE):
+        raise RequestError(f"limit is {text[:40]!r}; it must be from 1 to {_MAX_PAGE}", param="limit")
+    return int(text)
+
+
+async def _never() -> Any:
+    """A client that neither sends nor leaves."""
+    await asyncio.Event().wait()

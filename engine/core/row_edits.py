@@ -29,7 +29,8 @@ class RowEdits:
         self._bias = np.zeros(_MIN_CAPACITY, dtype=np.float32)
         self._counting = params.has_penalties
         for token, value in params.logit_bias.items():
-            self._bias[self._place(token)] = value if value > BANNED else -np.inf
+            place = self._place(token)  # First: it may replace the arrays by larger ones.
+            self._bias[place] = value if value > BANNED else -np.inf
         self._stops = np.array([self._place(token) for token in sorted(stop_ids)], dtype=np.int64)
         if self._counting:
             for token in dict.fromkeys(prompt):

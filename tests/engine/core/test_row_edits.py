@@ -37,3 +37,9 @@ def test_without_penalties_nothing_is_counted_and_stops_are_banned_for_a_while()
     edits.append(6)
     assert as_dict(edits, ban_stops=True) == {2: (-1, -np.inf), 9: (-1, -np.inf)}
     assert as_dict(edits) == {2: (-1, 5.0), 9: (-1, 0.0)}
+
+
+def test_as_many_biases_as_a_request_may_have() -> None:
+    biases = {token * 3: float(token % 7) for token in range(300)}
+    found = as_dict(RowEdits(SamplingParams(logit_bias=biases), [], [], ()))
+    assert found == {token: (-1, bias) for token, bias in biases.items()}

@@ -30,6 +30,8 @@ TinyModel = Callable[..., Path]
 # Layers are large beside the slack: the buffer for rows, scales, and what an allocator rounds up or keeps.
 SIZES = {"bf16": (2, 1024, 6144), "gptq": (5, 1024, 6144), "fp8": (2, 1024, 6144)}
 SLACK = 14 << 20
+# What a process grows by holds pages of all that was freed, too, more or less of them by chance.
+FREED = 12 << 20
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def test_peak_memory(
     figures = measure(folder, tiny_model("llama"), quantization)
     assert figures["calls"] >= 4
     assert figures["beside"] < max(stored) + SLACK, figures
-    assert figures["grown"] < figures["memory_bytes"] + max(stored) + SLACK, figures
+    assert figures["grown"] < figures["memory_bytes"] + max(stored) + SLACK + FREED, figures
     assert sum(stored) > 3 * SLACK, "the model must be large beside the slack"
 
 

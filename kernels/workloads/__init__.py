@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import attention, elementwise, experts, linear, quantize, sampling
+from . import attention, elementwise, experts, latent_attention, linear, lora, quantize, sampling
 from .workload import MODELS, SMALL_STEPS, STEPS, Call, Inputs, ModelShapes, Step, Workload
 
 __all__ = [
@@ -28,7 +28,9 @@ FAMILIES = (
     attention,
     elementwise,
     experts,
+    latent_attention,
     linear,
+    lora,
     quantize,
     sampling,
 )

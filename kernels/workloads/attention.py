@@ -15,7 +15,7 @@ from ..registry import Candidate
 from .workload import Call, Inputs, ModelShapes, Step, Workload
 
 BLOCK_SIZE = 16
-_TABLES = frozenset({"block_table_ptr", "query_start_loc_ptr", "seq_lens_ptr"})
+TABLES = frozenset({"block_table_ptr", "query_start_loc_ptr", "seq_lens_ptr"})
 
 
 def workloads(inputs: Inputs, model: ModelShapes, step: Step) -> Iterator[Workload]:
@@ -93,7 +93,7 @@ def attention_workload(
         operations=4 * pairs * model.num_heads * model.head_size,
         peer_name="SDPA",
         peer=_sdpa(inputs, model, step),
-        cached=_TABLES,
+        cached=TABLES,
     )
 
 

@@ -54,7 +54,7 @@ def linear_workload(inputs: Inputs, scheme: LinearScheme, shape: tuple[int, int]
 
     name, peer = _peer(inputs, scheme, shape, num_tokens)
     num_bytes = weight.nbytes + x.nbytes + num_tokens * rows * inputs.dtype.itemsize
-    # A quantized input is written and read once more, in 16 bits where the product is emulated.
+    # A quantized input is written and read once more: as codes, or in 16 bits where the product is emulated.
     rounded = 0 if activation_of(scheme) is None else 4 * x.numel()
     return Workload(
         op="linear",

@@ -41,7 +41,8 @@ def workloads(inputs: Inputs, model: ModelShapes, step: Step) -> Iterator[Worklo
             operations=(4 if arguments else 1) * logits.numel(),
             peer_name="" if arguments else "argmax",
             peer=None if arguments else lambda: lambda: logits.argmax(1),
-            # The cut that leaves top-p is searched for without a sort: about eleven passes over a row that the last
-            # cache holds.
+            # Nothing is sorted. The maxima and the weights of chunks are one pass over the row each, the search for the
+            # cut of top-p at most 11 (8 candidates a pass among the bits of a float), the total and the draw 2; all
+            # but the first come from the last cache. Chunks that can no longer matter save three of the fifteen here.
             allowance=12.0 if arguments else 1.05,
         )

@@ -14,8 +14,9 @@ from .version import __version__
 if TYPE_CHECKING:
     from .engine.llm import LLM
     from .engine.sampling_params import SamplingParams
+    from .engine.structured_output import StructuredOutput
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutput", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,4 +28,8 @@ def __getattr__(name: str) -> Any:
         from .engine.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutput":
+        from .engine.structured_output import StructuredOutput
+
+        return StructuredOutput
     raise AttributeError(f"module 'twofold' has no attribute {name!r}")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ..errors import ContextLengthError, RequestError
+from .grammar.grammar_text import check_structured
 from .messages import EngineInfo, EngineRequest
 from .sampling_params import MAX_SEED, SamplingParams
 
@@ -61,7 +62,8 @@ class InputProcessor:
     ) -> EngineRequest:
         """Check and tokenize one prompt, and draw a seed where ``params`` has none.
 
-        Raises RequestError for a wrong prompt or token id, ContextLengthError where prompt and output cannot fit.
+        Raises RequestError for a wrong prompt or token id, or a form of output that no grammar can be made of,
+        ContextLengthError where prompt and output cannot fit.
         """
         if cache_salt is not None and not isinstance(cache_salt, str):
             raise RequestError(
@@ -74,6 +76,8 @@ class InputProcessor:
         else:
             token_ids = self.check_ids(prompt)
         self._check_context(len(token_ids), params)
+        if params.structured is not None:
+            check_structured(params.structured)
         if params.seed is None:
             params = replace(params, seed=random.SystemRandom().randint(0, MAX_SEED))
         return EngineRequest(

@@ -46,7 +46,8 @@ class TokenOutput:
 
     ``logprobs`` has one entry per token when asked for. ``prompt_logprobs`` comes once, with the sample 0's first
     output: one entry per prompt token, the first of them None. ``finish_reason`` is None while running, else ``stop``,
-    ``length``, ``abort`` or ``error``; ``stop_token`` is the id that ended it. ``num_cached_tokens`` counts the prompt
+    ``length``, ``abort`` or ``error``; ``stop_token`` is the id that ended it. ``error_param`` names the request's
+    field that an ``error`` is about, where the request was wrong. ``num_cached_tokens`` counts the prompt
     tokens that came from the prefix cache.
     """
 
@@ -59,6 +60,7 @@ class TokenOutput:
     stop_token: int | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    error_param: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)

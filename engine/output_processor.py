@@ -108,6 +108,7 @@ class _Sample:
             finish_reason=output.finish_reason if matched is None else "stop",
             stop_reason=self._stop_token(output) if matched is None else matched,
             error=output.error,
+            error_param=output.error_param,
             num_prompt_tokens=len(self._request.prompt_token_ids),
             num_completion_tokens=self._num_tokens,
             num_cached_tokens=self._num_cached_tokens,

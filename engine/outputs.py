@@ -16,7 +16,8 @@ class SampleDelta:
     log-probabilities were asked for; an offset counts the characters of this sample's text before that token.
     ``prompt_logprobs`` comes once, with sample 0. ``stop_reason`` is the stop string or the id out of
     ``stop_token_ids`` that matched, None for end of text. ``finish_reason`` is None, ``stop``, ``length``, ``abort`` or
-    ``error``; with ``error`` the message is in ``error``. The ``num_`` counters are totals up to this delta.
+    ``error``; with ``error`` the message is in ``error``, and ``error_param`` names the request's field that is to
+    blame. The ``num_`` counters are totals up to this delta.
     """
 
     request_id: str
@@ -29,6 +30,7 @@ class SampleDelta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    error_param: str | None = None
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
@@ -45,6 +47,7 @@ class SampleDelta:
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
         self.error = later.error
+        self.error_param = later.error_param
         self.num_completion_tokens = later.num_completion_tokens
         self.num_cached_tokens = later.num_cached_tokens
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import RequestError
+from .structured_output import ReasoningSpan, StructuredOutput
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
@@ -49,6 +50,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured: StructuredOutput | None = None
+    reasoning: ReasoningSpan | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -66,6 +69,10 @@ class SamplingParams:
         self._check_logit_bias()
         if not all(self.stop):
             raise RequestError("stop must be non-empty strings", param="stop")
+        for name, kind in (("structured", StructuredOutput), ("reasoning", ReasoningSpan)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise RequestError(f"{name} is {reprlib.repr(value)}; it must be a {kind.__name__}", param=name)
 
     @property
     def is_greedy(self) -> bool:

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as Pipeline
 from ..errors import CheckpointError, ConfigError, UnsupportedError
 from .chat_template import ChatTemplate, read_override, read_templates, stored_templates
 from .detokenizer import IncrementalDetokenizer
+from .grammar.vocabulary import Vocabulary, last_token
 from .model_config import read_json
 from .sampling_params import SamplingParams
 from .sources.model_files import ModelFiles
@@ -58,7 +59,7 @@ class Tokenizer:
         added = pipeline.get_added_tokens_decoder()
         self._bytes = TokenBytes(pipeline, added)
         self.special_ids: frozenset[int] = frozenset(index for index, token in added.items() if token.special)
-        self.vocab_size: int = _vocabulary_size(pipeline)
+        self.vocab_size: int = last_token(pipeline) + 1
         self.bos_token_id = self._special_id("bos_token")
         self.eos_token_id = self._special_id("eos_token")
 
@@ -160,11 +161,12 @@ def load_tokenizer(files: ModelFiles, chat_template: str | None = None) -> Token
 
 def vocabulary_size(files: ModelFiles) -> int:
     """``Tokenizer.vocab_size`` alone, for a process that never sees text."""
-    return _vocabulary_size(_load_pipeline(files)[0])
+    return load_vocabulary(files).size
 
 
-def _vocabulary_size(pipeline: Pipeline) -> int:
-    return max(pipeline.get_vocab(with_added_tokens=True).values()) + 1
+def load_vocabulary(files: ModelFiles) -> Vocabulary:
+    """The tokens alone, for a process that sees no text but in grammars."""
+    return Vocabulary(_load_pipeline(files)[0])
 
 
 def _load_pipeline(files: ModelFiles) -> tuple[Pipeline, dict[str, Any]]:

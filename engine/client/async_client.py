@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..messages import AbortRequest, EngineInfo, EngineRequest, EngineStats, Tok
 from ..output_processor import OutputProcessor
 from ..outputs import SampleDelta
 from ..sampling_params import SamplingParams
+from ..structured_output import StructuredOutput
 from ..text_side import find_model, load_text_side
 from . import wire
 from .core_handle import CoreHandle
@@ -27,6 +29,9 @@ logger = get_logger(__name__)
 
 # Longer texts are tokenized in a thread, so that the loop stays free for the other requests.
 _INLINE_CHARACTERS = 2000
+# Grammars are checked in threads of their own, so that many costly ones do not hold up long prompts.
+_GRAMMAR_THREADS = 2
+_GRAMMAR_SECONDS = 10.0
 
 
 class AsyncEngineClient:
@@ -67,6 +72,7 @@ class AsyncEngineClient:
         self._draining = False
         self._numbers = itertools.count()
         self._submissions = itertools.count()
+        self._grammar_threads = concurrent.futures.ThreadPoolExecutor(_GRAMMAR_THREADS, "twofold-grammar")
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -152,9 +158,12 @@ class AsyncEngineClient:
         self._check_open()
         inputs = self.inputs
         request_id = request_id or f"request-{next(self._numbers)}"
+        make = functools.partial(inputs.make_request, prompt, params, request_id=request_id, **options)
+        if params.structured is not None:
+            return await self._check_grammar(params.structured, make)
         if isinstance(prompt, str) and len(prompt) > _INLINE_CHARACTERS:
-            return await asyncio.to_thread(inputs.make_request, prompt, params, request_id=request_id, **options)
-        return inputs.make_request(prompt, params, request_id=request_id, **options)
+            return await asyncio.to_thread(make)
+        return make()
 
     async def generate(
         self, prompt: str | Sequence[int], params: SamplingParams, request_id: str | None = None, **options: Any
@@ -214,6 +223,16 @@ class AsyncEngineClient:
         self._fail_all(EngineDeadError("the engine is shutting down"))
         if self._handle is not None:
             await self._handle.stop(timeout)
+        self._grammar_threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _check_grammar(self, structured: StructuredOutput, make: Callable[[], EngineRequest]) -> EngineRequest:
+        loop = asyncio.get_running_loop()
+        try:
+            return await asyncio.wait_for(loop.run_in_executor(self._grammar_threads, make), _GRAMMAR_SECONDS)
+        except asyncio.TimeoutError:
+            raise structured.error(
+                f"{structured.param} could not be checked within {_GRAMMAR_SECONDS:g} s; make it simpler"
+            ) from None
 
     def _check_open(self) -> None:
         if self._error is not None:

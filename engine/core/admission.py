@@ -34,7 +34,9 @@ def make_samples(request: EngineRequest, plan: KVPlan, eos_token_ids: frozenset[
     params = request.params
     if params.seed is None:
         request.params = params = dataclasses.replace(params, seed=secrets.randbelow(MAX_SEED + 1))
-    stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
+    # Where a grammar says when the text may end, there is an end to heed.
+    ignore_eos = params.ignore_eos and params.structured is None
+    stop_ids = frozenset(params.stop_token_ids) | (frozenset() if ignore_eos else eos_token_ids)
     limit = plan.max_model_len
     if params.max_tokens is not None:
         limit = min(limit, len(request.prompt_token_ids) + params.max_tokens)
@@ -46,6 +48,7 @@ def make_samples(request: EngineRequest, plan: KVPlan, eos_token_ids: frozenset[
             tokens=list(request.prompt_token_ids),
             max_num_tokens=limit,
             stop_ids=stop_ids,
+            waits_for_constraint=params.structured is not None or params.reasoning is not None,
         )
         for index in range(params.n)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -13,6 +14,8 @@ from ...kernels.attention_batch import AttentionBatch
 from ...kernels.problems import PlainProblem, dtype_name
 from ...platforms import Platform
 from ..config import EngineConfig
+from ..grammar.compiler import GrammarCompiler
+from ..grammar.vocabulary import Vocabulary
 from ..messages import AbortRequest, EngineInfo, EngineRequest, EngineStats, TokenLogprobs, TokenOutput
 from .admission import check_request, make_samples
 from .batch import Batch
@@ -24,7 +27,11 @@ from .runner import ModelRunner, StepResult
 from .scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from ..grammar.constraint import Constraint
     from ..models.model import Model
+
+# How long a step with nothing to compute waits for a grammar, in seconds.
+_COMPILE_POLL = 0.01
 
 
 class Kernels(Protocol):
@@ -44,19 +51,32 @@ class EngineCore:
         from .loading import load_parts
 
         parts = load_parts(config)
-        self._set_up(config, parts.model, parts.platform, parts.kernels, parts.vocab_size)
+        self._set_up(config, parts.model, parts.platform, parts.kernels, parts.vocab_size, parts.vocabulary)
 
     @classmethod
     def from_parts(
-        cls, config: EngineConfig, model: Model, platform: Platform, kernels: Kernels, *, vocab_size: int | None = None
+        cls,
+        config: EngineConfig,
+        model: Model,
+        platform: Platform,
+        kernels: Kernels,
+        *,
+        vocab_size: int | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> EngineCore:
-        """A core around a model that is already in memory."""
+        """A core around a model that is already in memory; without ``vocabulary`` it serves no structured output."""
         core = cls.__new__(cls)
-        core._set_up(config, model, platform, kernels, vocab_size)
+        core._set_up(config, model, platform, kernels, vocab_size, vocabulary)
         return core
 
     def _set_up(
-        self, config: EngineConfig, model: Model, platform: Platform, kernels: Kernels, vocab_size: int | None
+        self,
+        config: EngineConfig,
+        model: Model,
+        platform: Platform,
+        kernels: Kernels,
+        vocab_size: int | None,
+        vocabulary: Vocabulary | None,
     ) -> None:
         self._config = config
         self._model = model
@@ -85,6 +105,8 @@ class EngineCore:
             kernels=kernels,
             vocab_size=self._vocab_size,
         )
+        self._grammars = GrammarCompiler(vocabulary, self._vocab_size, model.config.eos_token_ids)
+        self._compiling: dict[str, Future[list[Constraint]]] = {}
         self._requests: dict[str, list[Sample]] = {}
         self._pending: list[TokenOutput] = []
         self._counters = EngineStats(num_blocks=self._plan.num_blocks)
@@ -108,9 +130,12 @@ class EngineCore:
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another", param="request_id")
         check_request(request, self._plan, self._vocab_size)
+        compiling = self._grammars.start(request.params)
         samples = make_samples(request, self._plan, self._model.config.eos_token_ids, self._next_order)
         self._next_order += len(samples)
         self._requests[request.request_id] = samples
+        if compiling is not None:
+            self._compiling[request.request_id] = compiling
         self._counters.num_prompt_tokens += len(request.prompt_token_ids)
         for sample in samples:
             self._scheduler.add(sample)
@@ -130,6 +155,7 @@ class EngineCore:
 
     def step(self) -> list[TokenOutput]:
         """Compute one step; returns new tokens and the ends of samples. An exception means that the core is lost."""
+        self._attach_constraints()
         outputs, self._pending = self._pending, []
         plan = self._scheduler.schedule()
         if plan:
@@ -137,6 +163,8 @@ class EngineCore:
             self._scheduler.commit(plan)
             self._counters.num_steps += 1
             self._collect(result, outputs)
+        elif self._compiling and not outputs:
+            wait(self._compiling.values(), timeout=_COMPILE_POLL, return_when=FIRST_COMPLETED)
         return outputs
 
     def stats(self) -> EngineStats:
@@ -173,8 +201,31 @@ class EngineCore:
         """Drop all requests and the KV cache."""
         for request_id in list(self._requests):
             self.abort(AbortRequest(request_id=request_id))
+        self._compiling.clear()
+        self._grammars.close()
         self._pending.clear()
         self._caches.clear()
+
+    def _attach_constraints(self) -> None:
+        """Let those requests start whose grammars are ready, and end those whose cannot be built."""
+        for request_id in [name for name, future in self._compiling.items() if future.done()]:
+            future = self._compiling.pop(request_id)
+            error = future.exception()
+            for sample in list(self._requests.get(request_id, ())):
+                sample.waits_for_constraint = False
+                if error is None:
+                    sample.constraint = future.result()[sample.index]
+                    continue
+                self._finish(sample)
+                self._pending.append(
+                    TokenOutput(
+                        request_id=request_id,
+                        index=sample.index,
+                        finish_reason="error",
+                        error=str(error),
+                        error_param=getattr(error, "param", None),
+                    )
+                )
 
     def _collect(self, result: StepResult, outputs: list[TokenOutput]) -> None:
         for sample, token, logprobs in zip(result.samples, result.tokens, result.logprobs, strict=True):
@@ -189,6 +240,10 @@ class EngineCore:
         if token is None:
             output.finish_reason = "error"
             output.error = "no token can be drawn: the logits are not finite, or every token is banned"
+            constraint, structured = sample.constraint, sample.params.structured
+            if constraint is not None and constraint.error is not None and structured is not None:
+                output.error = f"the grammar of this request cannot be followed any further: {constraint.error}"
+                output.error_param = structured.param
             self._finish(sample)
             return output
         if sample.num_output_tokens == 0:
@@ -199,8 +254,12 @@ class EngineCore:
         output.token_ids.append(token)
         if logprobs is not None:
             output.logprobs = [logprobs]
+        if sample.constraint is not None:
+            sample.constraint.advance(token)
         if token in sample.stop_ids:
             output.finish_reason, output.stop_token = "stop", token
+        elif sample.constraint is not None and sample.constraint.is_complete:
+            output.finish_reason = "stop"
         elif len(sample.tokens) >= sample.max_num_tokens:
             output.finish_reason = "length"
         if output.finish_reason:
@@ -213,6 +272,7 @@ class EngineCore:
         samples.remove(sample)
         if not samples:
             del self._requests[sample.request.request_id]
+            self._compiling.pop(sample.request.request_id, None)
         self._counters.num_finished += 1
 
     def _sequence_logits(self, token_ids: list[int], blocks: list[int]) -> Tensor:

@@ -11,21 +11,26 @@ from ...platforms import Platform, select_platform
 from ...platforms.cpu import usable_cores
 from ...platforms.cpu_threads import check_num_threads
 from ..config import EngineConfig
+from ..grammar.vocabulary import Vocabulary
 from ..models import Model, load_model
 from ..sources import ModelFiles, resolve_model
-from ..tokenizer import vocabulary_size
+from ..tokenizer import load_vocabulary
 
 logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreParts:
-    """A loaded model and what it runs on. ``vocab_size`` is the tokenizer's: later rows of the head are padding."""
+    """A loaded model and what it runs on. ``vocab_size`` is the tokenizer's: later rows of the head are padding.
+
+    ``vocabulary`` None: no structured output.
+    """
 
     model: Model
     platform: Platform
     kernels: KernelSet
     vocab_size: int
+    vocabulary: Vocabulary | None = None
 
 
 def load_parts(config: EngineConfig) -> CoreParts:
@@ -34,14 +39,14 @@ def load_parts(config: EngineConfig) -> CoreParts:
     platform = select_platform(config.device)
     platform.set_threads(config.num_threads)
     files = _find_files(config)
-    vocab_size = vocabulary_size(files)
+    vocabulary = load_vocabulary(files)
     kernels = KernelSet(platform.spec, strict=config.strict_kernels)
     model = load_model(files, config, platform, kernels)
     platform.set_threads(config.num_threads, torch_too=kernels.needs_torch_threads())
     for line in report_lines(kernels.report()):
         logger.info("%s", line)
     logger.info("loaded %s: %.2f GiB of weights on %s", config.model, model.weight_bytes / (1 << 30), platform.device)
-    return CoreParts(model=model, platform=platform, kernels=kernels, vocab_size=vocab_size)
+    return CoreParts(model=model, platform=platform, kernels=kernels, vocab_size=vocabulary.size, vocabulary=vocabulary)
 
 
 def _find_files(config: EngineConfig) -> ModelFiles:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..messages import EngineRequest, TokenLogprobs
 from ..sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from ..grammar.constraint import Constraint
 
 SampleId = tuple[str, int]
 
@@ -32,6 +36,7 @@ class Sample:
     ``block_keys``       the root key, then the keys of the first full blocks, as far as anyone asked.
     ``num_registered_blocks``  leading blocks that have been offered to the prefix cache.
     ``num_cached_tokens``      prompt tokens taken from the prefix cache when the sample first started.
+    ``constraint``       what its tokens must follow; ``waits_for_constraint`` while that is being made.
     ``prompt_logprobs``  filled chunk by chunk when asked for, then handed over with the first output.
     """
 
@@ -51,6 +56,8 @@ class Sample:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     has_started: bool = False
+    constraint: Constraint | None = None
+    waits_for_constraint: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property

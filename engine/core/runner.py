@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.kv_layout import KVCache
+from ..grammar.masks import MaskMaker, TokenMasks
 from ..messages import TokenLogprobs
 from .batch import Batch, StepInputs
 from .logprobs import token_logprobs
@@ -56,6 +58,7 @@ class ModelRunner:
         self._copy_blocks = copy_blocks
         self._vocab_size = vocab_size
         self._sampler = Sampler(batch, vocab_size, kernels)
+        self._masks = MaskMaker(vocab_size)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -63,13 +66,15 @@ class ModelRunner:
         if plan.block_copies:
             self._copy_blocks([part for cache in self._caches for part in cache.tensors], plan.block_copies)
         inputs = self._batch.inputs(plan, self._device)
+        # Masks take their time beside the model, not after it.
+        masks = self._masks.start([plan.samples[place].constraint for place in inputs.drawing.tolist()])
         hidden = self._model.forward(inputs.input_ids, inputs.positions, self._caches, inputs.attention)
         for place, sample in enumerate(plan.samples):
             if sample.wants_prompt_logprobs:
                 self._read_prompt_logprobs(sample, hidden, inputs, place)
-        return self._draw(plan, hidden, inputs)
+        return self._draw(plan, hidden, inputs, masks)
 
-    def _draw(self, plan: StepPlan, hidden: Tensor, inputs: StepInputs) -> StepResult:
+    def _draw(self, plan: StepPlan, hidden: Tensor, inputs: StepInputs, masks: Future[TokenMasks] | None) -> StepResult:
         drawing = inputs.drawing
         if len(drawing) == 0:
             return StepResult()
@@ -77,7 +82,8 @@ class ModelRunner:
         if len(last) != len(hidden):
             hidden = hidden[torch.from_numpy(last).to(self._device, non_blocking=True)]
         rows = inputs.rows[drawing]
-        drawn = self._sampler.sample(self._model.compute_logits(hidden), rows)
+        logits = self._model.compute_logits(hidden)
+        drawn = self._sampler.sample(logits, rows, None if masks is None else masks.result())
         self._batch.append_tokens(rows, drawn.tokens)
         tokens = [
             token if is_valid else None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...kernels.problems import SamplingProblem
 from ...kernels.sampling_options import DrawOptions
+from ..grammar.masks import TokenMasks
 from ..messages import TokenLogprobs
 from .batch import Batch
 from .logit_edits import gather_edits
@@ -50,8 +51,8 @@ class Sampler:
         self._vocab_size = vocab_size
         self._argmax, self._draw_tokens, self._edit_logits = select_sampling(kernels, vocab_size)
 
-    def sample(self, logits: Tensor, rows: NDArray[np.int64]) -> DrawnTokens:
-        """One token per row of logits [R, head rows] float32, which may be changed in place."""
+    def sample(self, logits: Tensor, rows: NDArray[np.int64], masks: TokenMasks | None = None) -> DrawnTokens:
+        """One token per row of logits [R, head rows] float32, which may be changed in place; ``masks`` ban tokens."""
         logits = logits[:, : self._vocab_size]
         num_logprobs = self._batch.sampling.num_logprobs[rows]
         reporting = np.flatnonzero(num_logprobs != NO_LOGPROBS)
@@ -59,6 +60,8 @@ class Sampler:
         edits = gather_edits(self._batch, rows)
         if edits is not None:
             self._edit_logits(logits, edits)
+        if masks is not None:
+            masks.apply(logits)
         drawn = self._draw(logits, rows)
         logprobs: dict[int, TokenLogprobs] = {}
         if len(reporting):

@@ -102,7 +102,7 @@ class Scheduler:
         position = 0
         while budget > 0 and position < len(self.waiting) and self._batch.has_free_row:
             sample = self.waiting[position]
-            if sample.waits_for_leader:
+            if sample.waits_for_leader or sample.waits_for_constraint:
                 position += 1
                 continue
             if not self._admit(sample, plan):

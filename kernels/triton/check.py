@@ -17,9 +17,9 @@ from pathlib import Path
 from ...errors import ConfigError
 from . import static_cost
 from .cases import Case, cases
-from .check_compile import Outcome, check_case
+from .check_compile import Outcome, check_case, warm_up
 from .check_pool import run_forked
-from .check_report import CHECK_TABLE, COST_TABLE, Line, line_text, markdown, write_markdown
+from .check_report import CHECK_TABLE, COST_TABLE, Line, keep_lines, line_text, markdown, write_markdown
 
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 COST_TARGETS = ("sm_90", "gfx942", "gfx1100")
@@ -49,8 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     cost_table = ""
     if options.cost:
         cost_failed, cost_table = _static_cost(targets, options.match)
+    if options.results:
+        lines = keep_lines(options.results, lines, targets)
     if options.markdown:
-        lines.sort(key=lambda line: (line.op, targets.index(line.arch)))
+        lines.sort(key=lambda line: (TARGETS.index(line.arch), line.op))
         write_markdown(options.markdown, CHECK_TABLE, markdown(lines))
         if cost_table:
             write_markdown(options.markdown, COST_TABLE, cost_table)
@@ -88,6 +90,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds for one compilation")
     parser.add_argument("--failures", action="store_true", help="print only what failed")
     parser.add_argument("--no-cost", dest="cost", action="store_false", help="leave out the static cost")
+    parser.add_argument("--results", type=Path, help="keep the outcomes in this file, beside those of other targets")
     parser.add_argument(
         "--markdown", type=Path, help="put the summary between the check-table markers of this document"
     )
@@ -104,6 +107,7 @@ def chosen_cases(arch: str, options: argparse.Namespace) -> list[Case]:
 
 def _run(chosen: list[tuple[str, Case]], options: argparse.Namespace) -> list[Line]:
     lines = []
+    warm_up(case for _, case in chosen)
     for index, outcome, error in run_forked(_work, chosen, options.jobs, options.timeout):
         arch, case = chosen[index]
         if error is not None:

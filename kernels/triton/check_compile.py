@@ -6,13 +6,16 @@ import re
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import triton
+import triton.compiler.code_generator  # imported now, so that each forked compilation need not
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.cache import get_cache_manager
 
 from ...platforms.arch_table import ArchFacts, amd_facts, nvidia_facts
 from .cases import Case
@@ -44,14 +47,26 @@ def arch_facts(arch: str) -> ArchFacts:
     return amd_facts(arch)
 
 
+def warm_up(cases: Iterable[Case]) -> None:
+    """Compute what every compilation needs and a process keeps: hashes of triton itself and of the kernels.
+
+    Forked processes inherit it; without it each would spend about two seconds on it.
+    """
+    compiler: Any = triton.compiler.compiler
+    key = getattr(triton.runtime.cache, "triton_key", None) or compiler.triton_key
+    key()
+    for kernel in {id(case.kernel): case.kernel for case in cases if case.kernel is not None}.values():
+        assert kernel.cache_key
+
+
 def check_case(case: Case, arch: str) -> Outcome:
-    """Compile a case and judge it."""
+    """Compile a case and judge it; ``seconds`` are those of the compilation, also where triton's cache had it."""
     if case.refused is not None:
         return Outcome(refused=case.refused)
     facts = arch_facts(arch)
     started = time.perf_counter()
     compiled = _compile(case, facts)
-    seconds = time.perf_counter() - started
+    seconds = _first_seconds(compiled, time.perf_counter() - started)
     nvidia = arch.startswith("sm_")
     registers, spilled = _nvidia_resources(compiled.asm["cubin"]) if nvidia else _amd_resources(compiled.asm["amdgcn"])
     text = compiled.asm["ptx" if nvidia else "amdgcn"]
@@ -92,6 +107,15 @@ def _compile(case: Case, facts: ArchFacts) -> Any:
     target = GPUTarget("cuda", int(facts.arch[3:]), 32) if nvidia else GPUTarget("hip", facts.arch, facts.wave_size)
     source = ASTSource(kernel, signature=signature, constexprs=case.constants, attrs=attributes)
     return triton.compile(source, target=target, options=dict(case.options))
+
+
+def _first_seconds(compiled: Any, seconds: float) -> float:
+    """What the compilation took when it was done: kept in triton's cache beside its result."""
+    manager = get_cache_manager(compiled.metadata.hash)
+    if (path := manager.get_file("twofold-seconds.txt")) is not None:
+        return float(Path(path).read_text())
+    manager.put(f"{seconds:.3f}", "twofold-seconds.txt", binary=False)
+    return seconds
 
 
 def _nvidia_resources(cubin: bytes) -> tuple[int, int]:

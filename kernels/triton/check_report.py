@@ -1,10 +1,12 @@
-"""The tables of the ahead-of-time check: one line per compilation, and a summary per operation and architecture."""
+"""The tables of the ahead-of-time check: one line per compilation, and summaries."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from .check_compile import Outcome, arch_facts
 
@@ -36,29 +38,77 @@ def line_text(line: Line) -> str:
     return f"{line.arch:8} {line.op:16} {line.variant:34} {facts} {line.status}"
 
 
-def markdown(lines: Iterable[Line]) -> str:
-    """One row per operation and architecture; registers, shared memory and seconds are the largest."""
-    cells: dict[tuple[str, str], list[Line]] = {}
+def keep_lines(path: Path, lines: Sequence[Line], targets: Sequence[str]) -> list[Line]:
+    """Put the lines of these targets in a JSON file in place of its older ones; (these and those of other targets)."""
+    kept = [_line(entry) for entry in json.loads(path.read_text())] if path.exists() else []
+    merged = [line for line in kept if line.arch not in targets] + list(lines)
+    path.write_text(json.dumps([asdict(line) for line in merged], indent=0) + "\n")
+    return merged
+
+
+def _line(entry: dict[str, Any]) -> Line:
+    outcome = {**entry["outcome"], "problems": tuple(entry["outcome"]["problems"])}
+    return Line(entry["arch"], entry["op"], entry["variant"], Outcome(**outcome))
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """Three tables: what each architecture needed in all, each operation on each architecture, what is refused."""
+    archs = list(dict.fromkeys(line.arch for line in lines))
+    tables = (_by_arch(lines, archs), _by_operation(lines, archs), _refusals(lines))
+    return "\n\n".join("\n".join(table) for table in tables)
+
+
+def _by_arch(lines: Sequence[Line], archs: Sequence[str]) -> list[str]:
+    heads = ["arch", "compiled", "refused", "failed", "registers", "shared memory (limit)", "seconds (longest)"]
+    table = _head([*heads, "matrix instructions"])
+    for arch in archs:
+        own = [line.outcome for line in lines if line.arch == arch]
+        done = [outcome for outcome in own if not outcome.refused]
+        failed = sum(bool(outcome.problems) for outcome in done)
+        memory = f"{_most(done, 'shared') / 1024:.1f} KiB ({arch_facts(arch).shared_memory // 1024})"
+        seconds = f"{sum(outcome.seconds for outcome in done):.0f} ({_most(done, 'seconds'):.1f})"
+        matrix = ", ".join(sorted({name for outcome in done for name in outcome.matrix.split(", ") if name}))
+        counts = len(done), len(own) - len(done), failed
+        table.append(_row([arch, *counts, _most(done, "registers"), memory, seconds, matrix]))
+    return table
+
+
+def _by_operation(lines: Sequence[Line], archs: Sequence[str]) -> list[str]:
+    """A cell has the compilations, the most registers and the most shared memory in KiB."""
+    cells: dict[str, dict[str, list[Outcome]]] = {}
     for line in lines:
-        cells.setdefault((line.op, line.arch), []).append(line)
-    heads = ["op", "arch", "compiled", "registers", "shared memory (limit)", "matrix instructions"]
-    heads += ["seconds", "refused", "failed"]
-    rows = [_row(heads), _row(["---"] * len(heads))]
-    rows += [_summary(op, arch, part) for (op, arch), part in sorted(cells.items())]
-    return "\n".join(rows)
+        cells.setdefault(line.op, {}).setdefault(line.arch, []).append(line.outcome)
+    table = _head(["op", *archs])
+    for op, own in sorted(cells.items()):
+        table.append(_row([op, *(_cell(own.get(arch, [])) for arch in archs)]))
+    return table
 
 
-def _summary(op: str, arch: str, lines: list[Line]) -> str:
-    done = [line.outcome for line in lines if not line.outcome.refused]
-    failed = sum(bool(outcome.problems) for outcome in done)
-    registers = max((outcome.registers for outcome in done), default=0)
-    shared = max((outcome.shared for outcome in done), default=0)
-    seconds = max((outcome.seconds for outcome in done), default=0.0)
-    matrix = sorted({name for outcome in done for name in outcome.matrix.split(", ") if name})
-    limit = arch_facts(arch).shared_memory // 1024
-    memory = f"{shared / 1024:.1f} KiB ({limit})"
-    counts = len(lines) - len(done), failed
-    return _row([op, arch, len(done), registers, memory, ", ".join(matrix), f"{seconds:.1f}", *counts])
+def _cell(outcomes: Sequence[Outcome]) -> str:
+    done = [outcome for outcome in outcomes if not outcome.refused]
+    return f"{len(done)}: {_most(done, 'registers')}r {_most(done, 'shared') / 1024:.1f}K" if done else "-"
+
+
+def _refusals(lines: Sequence[Line]) -> list[str]:
+    """One row per operation and reason."""
+    found: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        if line.outcome.refused:
+            found.setdefault((line.op, line.outcome.refused.replace(line.arch, "the architecture")), []).append(line)
+    table = _head(["op", "refused on", "what", "reason"])
+    for (op, reason), own in sorted(found.items()):
+        archs = dict.fromkeys(line.arch for line in own)
+        variants = dict.fromkeys(line.variant for line in own)
+        table.append(_row([op, ", ".join(archs), "; ".join(variants), reason]))
+    return table
+
+
+def _most(outcomes: Sequence[Outcome], name: str) -> Any:
+    return max((getattr(outcome, name) for outcome in outcomes), default=0)
+
+
+def _head(cells: Sequence[str]) -> list[str]:
+    return [_row(cells), _row(["---"] * len(cells))]
 
 
 def _row(cells: Iterable[object]) -> str:

@@ -8,7 +8,7 @@ compilations, not from a clock.
 from __future__ import annotations
 
 from . import launch_table
-from .launch_table import DEFAULT, AttentionLaunch, Refused, family
+from .launch_table import DEFAULT, AttentionLaunch, Refused, find_row
 
 LATENT_SIZES = (576, 512)
 
@@ -16,9 +16,9 @@ _Row = AttentionLaunch | Refused
 
 _SPILLS = Refused("no launch row of latent attention is known not to spill on this architecture")
 
-# Whether the cache is scaled -> family -> row
-LATENT: dict[bool, dict[str, _Row]] = {
-    False: {
+# (cache: plain or scaled, bytes per element of the query) -> family -> row
+LATENT: dict[tuple[str, int], dict[str, _Row]] = {
+    ("plain", 2): {
         DEFAULT: AttentionLaunch(32, 32, 8, 1),
         "cdna2": AttentionLaunch(64, 16, 8, 1),
         "cdna3": AttentionLaunch(64, 16, 8, 1),
@@ -26,7 +26,7 @@ LATENT: dict[bool, dict[str, _Row]] = {
         "rdna3": _SPILLS,
         "rdna4": _SPILLS,
     },
-    True: {
+    ("scaled", 2): {
         DEFAULT: AttentionLaunch(32, 32, 8, 1),
         "cdna2": AttentionLaunch(32, 16, 4, 1),
         "cdna3": AttentionLaunch(32, 16, 4, 1),
@@ -37,8 +37,8 @@ LATENT: dict[bool, dict[str, _Row]] = {
 }
 _LATENT_FLOAT32 = Refused("latent attention has checked launch rows for 16-bit queries alone")
 
-# (phase, head class, bytes per element of the query) -> family -> the row where casting codes needs other settings
-SCALED_CACHE: dict[tuple[str, int, int], dict[str, _Row]] = {
+# Where casting codes needs other settings than the same problem with an unscaled cache.
+_CASTING: dict[tuple[str, int, int], dict[str, _Row]] = {
     ("decode", 64, 2): {
         "hopper": AttentionLaunch(16, 32, 4, 2),
         "blackwell": AttentionLaunch(16, 32, 4, 2),
@@ -53,6 +53,10 @@ SCALED_CACHE: dict[tuple[str, int, int], dict[str, _Row]] = {
         "rdna3": AttentionLaunch(32, 16, 4, 1),
     },
 }
+# (phase, head class, bytes per element of the query) -> family -> row for int8 and fp8 caches
+SCALED_CACHE: dict[tuple[str, int, int], dict[str, _Row]] = {
+    key: {**rows, **_CASTING.get(key, {})} for key, rows in launch_table.ATTENTION.items()
+}
 
 
 def attention_row(arch: str, phase: str, head_size: int, element_size: int, *, scaled: bool = False) -> _Row:
@@ -61,13 +65,12 @@ def attention_row(arch: str, phase: str, head_size: int, element_size: int, *, s
     ``head_size`` is the larger of keys and values; ``scaled``: the cache is int8 or fp8.
     """
     if head_size > 256:
-        rows = LATENT[scaled]
-        return _LATENT_FLOAT32 if element_size == 4 else rows.get(family(arch), rows[DEFAULT])
-    plain = launch_table.attention_row(arch, phase, head_size, element_size)
-    if not scaled or isinstance(plain, Refused):
-        return plain
-    special = SCALED_CACHE.get((phase, launch_table.head_class(head_size), element_size), {})
-    return special.get(family(arch), plain)
+        latent = "scaled" if scaled else "plain", element_size
+        return find_row("latent", LATENT[latent], arch, latent) if latent in LATENT else _LATENT_FLOAT32
+    if not scaled:
+        return launch_table.attention_row(arch, phase, head_size, element_size)
+    key = phase, launch_table.head_class(head_size), element_size
+    return find_row("scaled cache", SCALED_CACHE[key], arch, key)
 
 
 def attention_launch(

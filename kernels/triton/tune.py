@@ -16,12 +16,14 @@ from ..timing import Clock
 from ..workloads import Inputs, ModelShapes, Step, Workload
 from ..workloads.attention import attention_workload, random_cache
 from ..workloads.experts import expert_workload
+from ..workloads.latent_attention import latent_workload
 from ..workloads.linear import linear_workload
 from .candidates import register_triton_ops
+from .launch_attention import LATENT, SCALED_CACHE
 from .launch_experts import DENSE_EXPERTS
 from .launch_scaled import SCALED
 from .launch_table import ATTENTION, LINEAR, Crossover, Refused, crossover_rows, find_row
-from .tune_grids import attention_grid, linear_grid
+from .tune_grids import attention_grid, latent_grid, linear_grid
 from .tuned import Key, TunedRow, overriding
 
 # A row is replaced when another is faster by more than clocks differ from run to run.
@@ -56,10 +58,24 @@ class Job:
 
 def _attention(key: Key, inputs: Inputs, model: ModelShapes) -> Workload:
     assert isinstance(key[1], int)
-    shapes = replace(model, head_size=key[1])
-    batch, length = (4, 40) if model.name == "tiny" else (16, 2048)
-    step = Step("", (1,) * batch, (length,) * batch) if key[0] == "decode" else Step("", (length,), (length,))
+    shapes, step = replace(model, head_size=key[1]), _attention_step(key[0] == "decode", model)
     return attention_workload(inputs, shapes, step, *random_cache(inputs, shapes, step))
+
+
+def _scaled_attention(key: Key, inputs: Inputs, model: ModelShapes) -> Workload:
+    assert isinstance(key[1], int)
+    shapes, step = replace(model, head_size=key[1]), _attention_step(key[0] == "decode", model)
+    return attention_workload(inputs, shapes, step, *random_cache(inputs, shapes, step, inputs.fp8 or torch.int8))
+
+
+def _latent(key: Key, inputs: Inputs, model: ModelShapes) -> Workload:
+    kv_dtype = (inputs.fp8 or torch.int8) if key[0] == "scaled" else None
+    return latent_workload(inputs, model, _attention_step(True, model), kv_dtype)
+
+
+def _attention_step(decode: bool, model: ModelShapes) -> Step:
+    batch, length = (4, 40) if model.name == "tiny" else (16, 2048)
+    return Step("", (1,) * batch, (length,) * batch) if decode else Step("", (length,), (length,))
 
 
 def _packed(key: Key, inputs: Inputs, model: ModelShapes) -> Workload:
@@ -90,6 +106,8 @@ def tables() -> tuple[Table, ...]:
     """Every table that can be tuned."""
     return (
         Table("attention", ATTENTION, attention_grid, _attention),
+        Table("scaled cache", SCALED_CACHE, attention_grid, _scaled_attention),
+        Table("latent", LATENT, latent_grid, _latent),
         Table("linear", LINEAR, linear_grid, _packed),
         Table("scaled", SCALED, linear_grid, _scaled),
         Table("experts", DENSE_EXPERTS, linear_grid, _experts),

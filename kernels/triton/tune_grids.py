@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...platforms.spec import DeviceSpec
+from .launch_attention import LATENT_SIZES
 from .launch_table import AttentionLaunch, LinearLaunch, family
 from .tuned import Key
 
@@ -24,6 +25,14 @@ def attention_grid(key: Key, spec: DeviceSpec, current: AttentionLaunch) -> Iter
         shared = (block_m * head_size + stages * 2 * tile * head_size) * element_size
         sums = block_m * (head_size + tile)
         if _fits(spec, warps, shared, sums):
+            yield replace(current, block_m=block_m, tile=tile, num_warps=warps, num_stages=stages)
+
+
+def latent_grid(key: Key, spec: DeviceSpec, current: AttentionLaunch) -> Iterator[AttentionLaunch]:
+    """Latent attention: tiles of keys are loaded once and multiplied twice, and 512 features are summed."""
+    for block_m, tile, warps, stages in itertools.product((16, 32, 64), (16, 32, 64), (4, 8), (1, 2)):
+        shared = (block_m + stages * tile) * LATENT_SIZES[0] * 2
+        if _fits(spec, warps, shared, block_m * (LATENT_SIZES[1] + tile)):
             yield replace(current, block_m=block_m, tile=tile, num_warps=warps, num_stages=stages)
 
 

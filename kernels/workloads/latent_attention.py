@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
+
 from ..kv_layout import KVCache
 from ..problems import AttentionProblem, dtype_name
 from ..registry import Candidate
@@ -20,17 +22,18 @@ def workloads(inputs: Inputs, model: ModelShapes, step: Step) -> Iterator[Worklo
     yield latent_workload(inputs, model, step)
 
 
-def latent_workload(inputs: Inputs, model: ModelShapes, step: Step) -> Workload:
-    """Every cached token read once for each step, by all the query heads."""
+def latent_workload(inputs: Inputs, model: ModelShapes, step: Step, kv_dtype: torch.dtype | None = None) -> Workload:
+    """Every cached token read once for each step, by all the query heads; ``kv_dtype`` None: as the activations."""
     shapes = replace(model, num_heads=NUM_HEADS.get(model.name, 128), num_kv_heads=1, head_size=KEY_SIZE)
-    full, batch = random_cache(inputs, shapes, step)
-    cache = KVCache(full.key, full.key[..., :VALUE_SIZE])
+    full, batch = random_cache(inputs, shapes, step, kv_dtype)
+    cache = KVCache(full.key, full.key[..., :VALUE_SIZE], full.key_scale, full.key_scale)
     query = inputs.randn(step.num_tokens, shapes.num_heads, KEY_SIZE)
     lengths = list(zip(step.query_lens, step.seq_lens, strict=True))
     pairs = sum(new * length - new * (new - 1) // 2 for new, length in lengths)
     results = query.nbytes * VALUE_SIZE // KEY_SIZE
-    num_bytes = sum(step.seq_lens) * cache.key[0, 0].nbytes + query.nbytes + results
-    again = _reads_again(step, shapes.num_heads) * cache.key[0, 0].nbytes + _parts(step, shapes.num_heads)
+    per_token = sum(part[0, 0].nbytes for part in cache.tensors)
+    num_bytes = sum(step.seq_lens) * per_token + query.nbytes + results
+    again = _reads_again(step, shapes.num_heads) * per_token + _parts(step, shapes.num_heads)
 
     def bind(candidate: Candidate) -> Call:
         return lambda: candidate.run(query, cache, batch, KEY_SIZE**-0.5, None, 0.0)

@@ -15,8 +15,10 @@ _TABLES = {f"{name}_ptr": "*i32" for name in ("ids", "order", "blocks")}
 
 
 def cases(arch: str) -> Iterator[Case]:
-    """Both rank classes in every dtype, sorted rows and single ones, K in parts and whole."""
+    """Both rank classes (in float16, which bfloat16 stands for, one), sorted rows and single, K in parts and whole."""
     for dtype, rank in itertools.product(DTYPES, (16, 64)):
+        if dtype is torch.float16 and rank == 64:
+            continue
         for aligned, split in ((True, False), (False, True)):
             yield _shrink_case(arch, dtype, rank, aligned=aligned, split=split)
         for aligned in (True, False):

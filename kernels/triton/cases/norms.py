@@ -13,7 +13,7 @@ from .case import DTYPES, TYPE_NAMES, Case
 
 
 def cases(arch: str) -> Iterator[Case]:
-    """Row lengths of each launch class, every dtype."""
+    """Row lengths of each launch class, every dtype; bfloat16 stands for both 16-bit types in all but one."""
     for dtype in DTYPES:
         yield from _norm_cases(arch, dtype)
 
@@ -22,6 +22,8 @@ def _norm_cases(arch: str, dtype: torch.dtype) -> Iterator[Case]:
     name = TYPE_NAMES[dtype]
     pointers = {f"{part}_ptr": f"*{name}" for part in ("x", "residual", "weight", "out", "new_residual")}
     for columns, add in itertools.product((128, 4096, 8192, 20480), (False, True)):
+        if dtype is torch.float16 and columns != 8192:
+            continue
         launch = row_launch(arch, columns)
         yield Case(
             op="add_rms_norm" if add else "rms_norm",

@@ -68,7 +68,10 @@ def test_the_fastest_setting_of_the_packed_matmul_wins(monkeypatch: pytest.Monke
     assert "3 of 3 tried" in lines[0]
 
 
-@pytest.mark.parametrize("name", ["linear some 2", "scaled few 1", "experts few 2"])
+@pytest.mark.parametrize(
+    "name",
+    ["linear some 2", "scaled few 1", "experts few 2", "scaled cache decode 64 2", "latent plain 2", "latent scaled 2"],
+)
 def test_workloads_read_the_rows_that_they_stand_for(name: str) -> None:
     class Once:
         def seconds(self, call: Callable[[], Any]) -> float:

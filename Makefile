@@ -17,13 +17,15 @@ BIN          := $(abspath $(VENV))/bin
 PIP          := $(BIN)/python -m pip --disable-pip-version-check
 RUN_STAMP    := $(VENV)/.installed
 DEV_STAMP    := $(VENV)/.installed-dev
+INTEROP      := $(abspath $(VENV))/interop
 
-.PHONY: help demo install test test-slow lint format check-kernels kernel-tables wheel clean
+.PHONY: help demo install test test-slow interop lint format check-kernels kernel-tables wheel clean
 
 help:
 	@echo "make demo       serve a small 4-bit model on http://127.0.0.1:$(PORT)"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run every test that needs no GPU, the long ones too"
+	@echo "make interop    read quantized results with the tools that own their formats"
 	@echo "make lint       ruff and mypy"
 	@echo "make check-kernels  compile the Triton kernels for ten GPU architectures and check each"
 	@echo "make kernel-tables  the same, and write the tables of docs/kernels.md"
@@ -43,6 +45,11 @@ test: $(DEV_STAMP)
 
 test-slow: $(DEV_STAMP)
 	$(BIN)/pytest -m "not gpu"
+
+# Do the tools that own the formats read what we write? They lie in a folder of their own, away from the environment.
+interop: $(DEV_STAMP)
+	$(PIP) install --no-deps --no-build-isolation --upgrade --target $(INTEROP) -r tests/interop-tools.txt
+	PYTHONPATH=$(INTEROP) $(BIN)/pytest tests/quant/test_interop.py
 
 # mypy names modules after their folder; the link gives this folder the package's name wherever it lies.
 lint: $(DEV_STAMP)

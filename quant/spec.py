@@ -67,7 +67,8 @@ class QuantizeSpec:
         _check("order", self.order, ORDERS)
         _check("variant of fp8", self.variant, tuple(VARIANTS))
         _check("KV cache", self.kv_cache, (None, *KV_CACHES))
-        _check("format", self.format, (None, *FORMATS))
+        if self.format is not None:
+            _check("format", self.format, FORMATS)
         if (self.target_bits is None) == (self.method == "auto"):
             raise ConfigError(
                 "quantize: target bits go with the method auto, and it needs them; write auto:4.25 or "

@@ -1,4 +1,4 @@
-"""The package that users install: every folder listed, pure Python, C sources included, nothing else."""
+"""The package that users install: all folders listed, pure Python, C sources and sample texts included, nothing else."""
 
 import email
 import shutil
@@ -17,6 +17,8 @@ ROOT = Path(twofold.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 OUTSIDE = {"tests", "docs", "benchmarks", "docker", "build", "dist"}
 SOURCES = (".py", ".c", ".h")
+# Files that come along without being code: texts to calibrate and evaluate with.
+DATA = (".txt",)
 
 
 def in_package(path: Path) -> bool:
@@ -24,9 +26,9 @@ def in_package(path: Path) -> bool:
     return not (top.startswith(".") or top in OUTSIDE or top.endswith(".egg-info") or "__pycache__" in path.parts)
 
 
-def source_files() -> set[str]:
-    """Every file of the package, as the path it has once installed."""
-    files = (path for path in ROOT.rglob("*") if path.suffix in SOURCES and in_package(path))
+def source_files(suffixes: tuple[str, ...] = SOURCES) -> set[str]:
+    """Every such file of the package, as the path it has once installed."""
+    files = (path for path in ROOT.rglob("*") if path.suffix in suffixes and in_package(path))
     return {f"twofold/{path.relative_to(ROOT).as_posix()}" for path in files}
 
 
@@ -53,11 +55,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_wheel_has_exactly_the_sources(built: Path) -> None:
+def test_wheel_has_exactly_the_sources_and_texts(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     info = {name for name in names if name.split("/")[0].endswith(".dist-info")}
-    assert names - info == source_files()
+    assert names - info == source_files(SOURCES + DATA)
+    assert {"calibration.txt", "evaluation.txt"} <= {Path(name).name for name in names}
     assert any(name.endswith("LICENSE") for name in info)
     assert wheel.name == f"twofold-{twofold.__version__}-py3-none-any.whl"
 
@@ -81,7 +84,7 @@ def test_sdist_can_be_built_again(built: Path) -> None:
     prefix = f"twofold-{twofold.__version__}/"
     with tarfile.open(archive) as packed:
         names = {name.removeprefix(prefix) for name in packed.getnames()}
-    assert {name.removeprefix("twofold/") for name in source_files()} <= names
+    assert {name.removeprefix("twofold/") for name in source_files(SOURCES + DATA)} <= names
     assert {"pyproject.toml", "README.md", "LICENSE"} <= names
 
 

@@ -13,6 +13,7 @@ from . import chat, completions, health, metrics, models, tokenize
 from .config import ServerConfig
 from .errors import handle_error
 from .gate import Gate
+from .messages import routes as messages
 from .responses import routes as responses
 from .state import ServerState
 
@@ -30,6 +31,8 @@ ROUTES = [
     Route("/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"]),
     Route("/v1/responses/{response_id}/cancel", responses.cancel_response, methods=["POST"]),
     Route("/v1/responses/{response_id}/input_items", responses.list_input_items, methods=["GET"]),
+    Route("/v1/messages", messages.create_message, methods=["POST"]),
+    Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
     Route("/tokenize", tokenize.tokenize, methods=["POST"]),
     Route("/detokenize", tokenize.detokenize, methods=["POST"]),
 ]

@@ -1,4 +1,4 @@
-"""Every error as OpenAI's envelope: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Every error as OpenAI's envelope, ``{"error": {"message", "type", "param", "code"}}``, or as Anthropic's."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ logger = get_logger(__name__)
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
+ANTHROPIC_PATH = "/v1/messages"
 RETRY_AFTER = {"Retry-After": "1"}
 
 _HTTP_CODES = {
@@ -34,6 +35,15 @@ _HTTP_CODES = {
     408: "request_timeout",
     413: "request_too_large",
     415: "unsupported_media_type",
+}
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
 }
 
 
@@ -64,11 +74,17 @@ class ErrorReply:
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
 
-    def encode(self) -> bytes:
-        return msgspec.json.encode(self.body())
+    def encode(self, path: str = "") -> bytes:
+        """The envelope as the API that ``path`` belongs to writes it."""
+        return msgspec.json.encode(self._anthropic_body() if path.startswith(ANTHROPIC_PATH) else self.body())
 
-    def response(self) -> Response:
-        return Response(self.encode(), self.status, self.headers, media_type="application/json")
+    def response(self, path: str = "") -> Response:
+        return Response(self.encode(path), self.status, self.headers, media_type="application/json")
+
+    def _anthropic_body(self) -> dict[str, Any]:
+        other = "invalid_request_error" if self.status < 500 else "api_error"
+        error = {"type": _ANTHROPIC_TYPES.get(self.status, other), "message": self.message}
+        return {"type": "error", "error": error}
 
 
 def error_reply(error: BaseException) -> ErrorReply:
@@ -102,5 +118,6 @@ async def handle_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.detail in ("Not Found", "Method Not Allowed"):
         reply = error_reply(error)
         what = f"no route {request.url.path}" if reply.status == 404 else f"{request.method} is not allowed here"
-        return ErrorReply(reply.status, what, reply.kind, code=reply.code, headers=reply.headers).response()
-    return error_reply(error).response()
+        reply = ErrorReply(reply.status, what, reply.kind, code=reply.code, headers=reply.headers)
+        return reply.response(request.url.path)
+    return error_reply(error).response(request.url.path)

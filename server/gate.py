@@ -44,14 +44,14 @@ class Gate:
         self._state.num_open += bounded
         try:
             refusal = self._refusal(scope)
-            app = self._app if refusal is None else refusal.response()
+            app = self._app if refusal is None else refusal.response(scope["path"])
             await app(scope, receive, counting_send)
         except ClientGone:
             pass
         except Exception as error:
             reply = error_reply(error)
             if status == _NOTHING_SENT:
-                await reply.response()(scope, receive, counting_send)
+                await reply.response(scope["path"])(scope, receive, counting_send)
         finally:
             self._state.num_open -= bounded
             handler = getattr(scope.get("endpoint"), "__name__", "none")
@@ -72,7 +72,7 @@ class Gate:
         # Headers are bytes; starlette's latin-1 text gives them back as they came.
         scheme, _, key = headers.get("authorization", "").encode("latin-1").partition(b" ")
         if scheme.lower() != b"bearer":
-            return False
+            key = headers.get("x-api-key", "").encode("latin-1")
         given = key.strip(b" \t")
         # Every key is compared, so that the time taken does not tell which one came close.
         return any([hmac.compare_digest(given, known) for known in self._keys])

@@ -52,7 +52,7 @@ class EventStream(Response):
         except Exception as error:
             reply = error_reply(error)
             if not self._started:
-                await reply.response()(scope, receive, send)
+                await reply.response(scope["path"])(scope, receive, send)
                 return
             await _send_body(send, self.error_event(reply), more=True)
         await _send_body(send, b"", more=False)

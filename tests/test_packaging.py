@@ -1,4 +1,4 @@
-"""The package that users install: all folders listed, pure Python, C sources and sample texts included, nothing else."""
+"""The package that users install: all folders listed, pure Python, C sources and sample texts included, no more."""
 
 import email
 import shutil

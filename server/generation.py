@@ -11,7 +11,7 @@ from ..engine.client import AsyncEngineClient
 from ..engine.client.request_stream import RequestStream
 from ..engine.messages import EngineRequest
 from ..engine.outputs import SampleDelta
-from ..errors import EngineBusyError, TwofoldError
+from ..errors import EngineBusyError, RequestError, TwofoldError
 from .errors import GenerationError
 from .metrics import Metrics
 from .schema import Usage, make_usage
@@ -114,6 +114,8 @@ class Generation:
 def _failure(delta: SampleDelta) -> TwofoldError:
     if delta.finish_reason == "abort":
         return EngineBusyError(delta.error or "the engine stopped this answer before it was complete")
+    if delta.error_param is not None:
+        return RequestError(delta.error or "the request is wrong", param=delta.error_param)
     return GenerationError(delta.error or "the engine failed while generating this answer")
 
 

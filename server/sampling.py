@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import RequestError
 from .schema import GenerationBody
+from .structured import structured_output
 
 # Body fields that SamplingParams knows by the same name and type.
 _DIRECT = (
@@ -36,6 +37,9 @@ def sampling_fields(body: GenerationBody) -> dict[str, Any]:
         fields["top_k"] = 0
     if body.stop is not None:
         fields["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    structured = structured_output(body)
+    if structured is not None:
+        fields["structured"] = structured
     if body.logit_bias:
         fields["logit_bias"] = _logit_bias(body.logit_bias)
     return fields

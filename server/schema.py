@@ -16,27 +16,16 @@ from ..errors import RequestError
 MAX_STOP_STRINGS = 64
 
 # Field -> (why it is refused, values that ask for nothing and pass).
-_NO_GRAMMAR = ("output constrained by a grammar or schema is not served", (None,))
 REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "suffix": ("text after the completion is not served", (None, "")),
     "tools": ("tool calling is not served", (None, [])),
     "tool_choice": ("tool calling is not served", (None, "none", "auto")),
     "functions": ("tool calling is not served", (None, [])),
     "function_call": ("tool calling is not served", (None, "none", "auto")),
-    "response_format": ("only the type 'text' is served", (None, {"type": "text"})),
     "modalities": ("only text is served", (None, [], ["text"])),
     "audio": ("only text is served", (None,)),
     "web_search_options": ("the server has no web search", (None,)),
     "chat_template": ("the template is chosen when the server starts (--chat-template)", (None,)),
-    "structured_outputs": _NO_GRAMMAR,
-    "guided_json": _NO_GRAMMAR,
-    "guided_regex": _NO_GRAMMAR,
-    "guided_choice": _NO_GRAMMAR,
-    "guided_grammar": _NO_GRAMMAR,
-    "json_schema": _NO_GRAMMAR,
-    "regex": _NO_GRAMMAR,
-    "ebnf": _NO_GRAMMAR,
-    "grammar": _NO_GRAMMAR,
     "allowed_token_ids": ("restricting the vocabulary is not served; ban tokens with logit_bias", (None,)),
     "bad_words": ("banning words is not served; ban tokens with logit_bias", (None, [])),
     "use_beam_search": ("beam search is not served", (None, False)),
@@ -57,20 +46,10 @@ class Refusable(msgspec.Struct, kw_only=True):
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
     chat_template: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    json_schema: Any = None
-    regex: Any = None
-    ebnf: Any = None
-    grammar: Any = None
     allowed_token_ids: Any = None
     bad_words: Any = None
     use_beam_search: Any = None
@@ -111,6 +90,17 @@ class GenerationBody(Refusable, kw_only=True):
     add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    # One form for the output, under whichever name (`structured_output`).
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    grammar: Any = None
 
     @property
     def include_usage(self) -> bool:

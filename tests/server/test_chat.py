@@ -148,7 +148,6 @@ def test_too_long_conversation(chain: RunningServer) -> None:
     [
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
-        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
         ("functions", [{"name": "f"}]),
         ("modalities", ["text", "audio"]),
         ("chat_template", "{{ messages }}"),

@@ -163,8 +163,6 @@ def test_prompt_logprobs(chain: RunningServer, chain_tokenizer: ChainTokenizer) 
     [
         ("suffix", "the end"),
         ("best_of", 3),
-        ("response_format", {"type": "json_object"}),
-        ("guided_json", {"type": "object"}),
         ("allowed_token_ids", []),
         ("allowed_token_ids", [10**6]),
         ("logprobs", 21),

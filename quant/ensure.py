@@ -12,7 +12,9 @@ from pathlib import Path
 from .. import env, storage
 from ..engine.sources import ModelFiles, resolve_model
 from ..log import get_logger
+from .calibration.spec import CalibrationSpec
 from .fingerprint import content_key
+from .formats.writers import writer_for
 from .pipeline import quantize_model
 from .progress import layer_progress
 from .spec import QuantizeSpec, parse_quantize_spec
@@ -20,21 +22,23 @@ from .spec import QuantizeSpec, parse_quantize_spec
 log = get_logger(__name__)
 
 
-def ensure_quantized(model: str, spec: str | QuantizeSpec) -> Path:
+def ensure_quantized(model: str, spec: str | QuantizeSpec, calibration: CalibrationSpec | None = None) -> Path:
     """The folder of ``model`` quantized with ``spec`` (``rtn:4:32``), made with a progress bar the first time.
 
-    A process that comes while another makes the same result waits for it. StorageError when the cache cannot keep it.
+    Another model, spec, format or calibration text is another folder. A process that comes while another makes the same
+    result waits for it. StorageError when the cache cannot keep it.
     """
     parsed = parse_quantize_spec(spec) if isinstance(spec, str) else spec
+    writer_for(parsed)  # Refuses what no format can hold before anything is fetched.
     files = resolve_model(model)
     label = str(parsed).replace(":", "-")
-    folder = env.cache_dir() / "quantized" / f"{_slug(files)}-{label}-{content_key(files, parsed)}"
+    folder = env.cache_dir() / "quantized" / f"{_slug(files)}-{label}-{content_key(files, parsed, calibration)}"
     if os.path.isdir(folder):
         return folder
     with storage.writing(folder.parent), _locked(folder.with_name(f".{folder.name}.lock")):
         if not folder.is_dir():
             with layer_progress(f"quantizing {model} ({parsed})") as progress:
-                report = quantize_model(str(files.path), parsed, folder, progress)
+                report = quantize_model(str(files.path), parsed, folder, progress, calibration=calibration)
             log.info(
                 "quantized %s to %.3f bits per weight of its linear layers, error %.4f, in %.1f s; kept in %s",
                 model, report.linear_bits, report.mean_error, report.seconds, folder,

@@ -40,6 +40,10 @@ class EvaluationSpec:
         if self.source is not None and not self.source.is_file():
             raise ConfigError(f"evaluation file {self.source} does not exist; give a text or .jsonl file")
 
+    def __str__(self) -> str:
+        source = "the built-in sample" if self.source is None else self.source.name
+        return f"{self.num_windows} x {self.length} tokens of {source}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:

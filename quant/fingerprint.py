@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..engine.sources import ModelFiles
+from .calibration.spec import CalibrationSpec
+from .calibration.texts import CALIBRATION_SAMPLE, sample_path
+from .formats.writers import default_format
 from .spec import QuantizeSpec
 
 # Part of the key: raise it when the same arguments give other weights.
@@ -17,9 +20,14 @@ NUM_SAMPLES = 32
 SAMPLE_BYTES = 64 << 10
 
 
-def content_key(files: ModelFiles, spec: QuantizeSpec) -> str:
-    """16 hexadecimal digits that change with the model's files, the spec and the quantizer."""
-    digest = hashlib.sha256(f"{RESULT_VERSION}\0{spec!r}".encode())
+def content_key(files: ModelFiles, spec: QuantizeSpec, calibration: CalibrationSpec | None = None) -> str:
+    """16 hexadecimal digits that change with the model's files, the spec, its format, the quantizer, and where text is
+    looked at, with that text and what is taken of it."""
+    digest = hashlib.sha256(f"{RESULT_VERSION}\0{spec!r}\0{spec.format or default_format(spec)}".encode())
+    if spec.is_calibrated:
+        calibration = calibration or CalibrationSpec()
+        digest.update(f"\0{calibration.num_sequences}\0{calibration.length}\0{calibration.seed}\0".encode())
+        digest.update((calibration.source or sample_path(CALIBRATION_SAMPLE)).read_bytes())
     paths = [files.path] if files.kind == "gguf" else sorted(path for path in files.path.iterdir() if path.is_file())
     for path in paths:
         digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())

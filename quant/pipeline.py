@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import resource
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -66,14 +68,14 @@ def quantize_model(
     check_space(output, sum(tensor.nbytes for tensor in tensors))
     calibration = calibration or CalibrationSpec()
     method = layer_method(spec, files, checkpoint, calibration, lambda name: _finite_weight(checkpoint, name))
-    key = f"{content_key(files, spec)} {calibration if spec.is_calibrated else ''} {max_shard_bytes}"
+    key = f"{content_key(files, spec, calibration)} {max_shard_bytes}"
     with WorkFolder(output, key) as work:
         quantization = plan.writer.config(plan.schemes, plan.plain_modules(checkpoint), spec.method, spec.kv_cache)
         dtype = str(stored_dtype(getattr(torch, source_dtype(files)))).removeprefix("torch.")
         write_side_files(files, work.folder, quantization, dtype, plan.writer.side_config)
         run = _Run(checkpoint, plan, method, detect_format(quantization), work)
         run.all_layers(tensors, max_shard_bytes, progress or _ignore)
-    return _report(model, files, output, run, tensors, started)
+    return _report(model, files, output, run, tensors, calibration, started)
 
 
 def _ignore(done: int, total: int) -> None:
@@ -177,6 +179,7 @@ def _report(
     output: Path,
     run: _Run,
     tensors: list[TensorSpec],
+    calibration: CalibrationSpec,
     started: float,
 ) -> QuantizeReport:
     plan = run.plan
@@ -197,7 +200,15 @@ def _report(
         bytes_before=weight_bytes(files),
         bytes_after=sum(path.stat().st_size for path in output.glob("*.safetensors")),
         seconds=time.perf_counter() - started,
+        format=plan.writer.name,
+        calibration=str(calibration) if plan.spec.is_calibrated else None,
+        peak_memory=peak_memory(),
     )
+
+
+def peak_memory() -> int:
+    """The most bytes of memory that this process ever held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _bits(checkpoint: Checkpoint, tensors: list[TensorSpec], modules: set[str]) -> float:

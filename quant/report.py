@@ -28,7 +28,8 @@ class QuantizeReport:
     ``bits_per_weight`` counts everything stored for the quantized layers: codes, scales, zeros and indices;
     ``linear_bits`` what is stored for all linear layers of the decoder, ``model_bits`` for head and embedding too.
     ``plain`` are the decoder's linear layers that were left dense, with the reason; ``notes`` what happened to single
-    layers. Sizes are bytes of weight files.
+    layers. Sizes are bytes of weight files. ``peak_memory`` is the most that the process ever held, in bytes, with all
+    that was loaded before.
     """
 
     model: str
@@ -44,6 +45,9 @@ class QuantizeReport:
     bytes_before: int
     bytes_after: int
     seconds: float
+    format: str
+    calibration: str | None
+    peak_memory: int
 
     @property
     def worst(self) -> ModuleError:
@@ -58,8 +62,9 @@ class QuantizeReport:
         """One sentence where the result is larger than its source, else nothing."""
         if self.bytes_after <= self.bytes_before:
             return ""
+        after, before = size_in_words(self.bytes_after), size_in_words(self.bytes_before)
         return (
-            f"the result is larger than its source ({_size(self.bytes_after)} from {_size(self.bytes_before)}): "
+            f"the result is larger than its source ({after} from {before}): "
             "what stays plain takes 16 bits a weight, and the source stored its weights in few bits already"
         )
 
@@ -69,13 +74,15 @@ class QuantizeReport:
             ("model", self.model),
             ("output", str(self.output)),
             ("scheme", self.spec.description),
+            ("format", self.format),
             ("decoder layers", str(self.num_layers)),
             ("linear layers", f"{len(self.errors)} quantized, {len(self.plain)} left plain"),
             ("bits per weight", self._bits()),
-            ("weight files", f"{_size(self.bytes_before)} before, {_size(self.bytes_after)} after"),
+            ("weight files", f"{size_in_words(self.bytes_before)} before, {size_in_words(self.bytes_after)} after"),
             ("weight error", f"{self.mean_error:.4f} relative RMS on average"),
             ("worst layer", f"{self.worst.module} {self.worst.relative_rms:.4f}"),
             ("time", f"{self.seconds:.1f} s"),
+            ("peak memory", size_in_words(self.peak_memory)),
         ]
         rows += [("left plain", f"{module}: {reason}") for module, reason in self.plain]
         rows += [("note", note) for note in self.notes]
@@ -90,5 +97,6 @@ class QuantizeReport:
         return {**asdict(self), "output": str(self.output), "spec": str(self.spec)}
 
 
-def _size(count: int) -> str:
+def size_in_words(count: int) -> str:
+    """``1.20 GB`` or ``3.4 MB``."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -7,19 +7,23 @@ from pathlib import Path
 
 from ...errors import ConfigError
 
+DEFAULT_MEMORY = 4 << 30
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationSpec:
     """``num_sequences`` windows of ``length`` tokens.
 
     ``source`` is a text file, or JSON lines with ``text``, ``prompt`` or ``messages``; None is the sample that comes
-    with Twofold (the Jargon File, public domain). ``seed`` chooses the windows.
+    with Twofold (the Jargon File, public domain). ``seed`` chooses the windows. ``memory`` bytes of hidden states and
+    inputs are kept in memory, in 16 bits; more lies on disk. It changes no result.
     """
 
     source: Path | None = None
     num_sequences: int = 32
     length: int = 512
     seed: int = 0
+    memory: int = DEFAULT_MEMORY
 
     def __post_init__(self) -> None:
         if self.num_sequences < 1:

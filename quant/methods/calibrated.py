@@ -14,6 +14,7 @@ from ...errors import CheckpointError
 from ..calibration.activation_store import ActivationStore
 from ..calibration.block_model import BlockModel
 from ..calibration.layer_inputs import observed, run_until
+from ..calibration.spec import DEFAULT_MEMORY
 from ..calibration.stages import InputGroup, stages
 from ..canonical import dequantize
 from ..plan import LayerPlan
@@ -25,8 +26,6 @@ from .statistics import InputStatistics
 
 # Tokens that pass through a layer at once.
 BATCH_TOKENS = 4096
-# Bytes of hidden states and inputs that stay in memory.
-DEFAULT_MEMORY = 4 << 30
 
 
 # Tokens that scales are searched on.

@@ -32,7 +32,9 @@ def layer_method(
     windows = calibration_windows(load_tokenizer(files), calibration)
     quantizer, find_scale = _parts(spec)
     model = BlockModel(files, checkpoint)
-    return CalibratedLayers(model, windows, quantizer, find_scale=find_scale, kv_cache=spec.kv_cache)
+    return CalibratedLayers(
+        model, windows, quantizer, find_scale=find_scale, kv_cache=spec.kv_cache, memory=calibration.memory
+    )
 
 
 def _parts(spec: QuantizeSpec) -> tuple[GroupQuantizer, FindScale | None]:

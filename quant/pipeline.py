@@ -20,19 +20,22 @@ from ..engine.weights import open_checkpoint
 from ..engine.weights.checkpoint import Checkpoint
 from ..engine.weights.safetensors_dir import SafetensorsCheckpoint
 from ..errors import CheckpointError, ConfigError
+from ..log import get_logger
 from .calibration import CalibrationSpec
 from .canonical import dequantize
 from .export import check_output, check_space, source_dtype, weight_bytes, write_side_files
 from .fingerprint import content_key
 from .formats import Format, detect_format
 from .formats.writers import writer_for
-from .methods.choice import layer_method
+from .methods.choice import choose_schemes, layer_method
 from .methods.layer_method import LayerMethod, LayerWeights
-from .plan import SIDES, LayerPlan, QuantizePlan, make_plan, stored_dtype
+from .plan import SIDES, LayerPlan, QuantizePlan, bit_budget, make_plan, stored_dtype
 from .report import ModuleError, QuantizeReport
 from .spec import QuantizeSpec, parse_quantize_spec
 from .tensor_writer import TensorSpec, TensorWriter
 from .work_folder import WorkFolder
+
+log = get_logger(__name__)
 
 # (decoder layers done, decoder layers in all); called once before the first one too.
 Progress = Callable[[int, int], None]
@@ -64,18 +67,39 @@ def quantize_model(
         raise ConfigError(f"{model} is quantized already; give the original model")
     checkpoint = open_checkpoint(files)
     plan = make_plan(checkpoint, spec, writer)
-    tensors = list(plan.tensors(checkpoint))
-    check_space(output, sum(tensor.nbytes for tensor in tensors))
+    budget = bit_budget(plan, checkpoint) if spec.method == "auto" else 0
+    check_space(output, max(sum(tensor.nbytes for tensor in plan.tensors(checkpoint)), budget // 8))
     calibration = calibration or CalibrationSpec()
     method = layer_method(spec, files, checkpoint, calibration, lambda name: _finite_weight(checkpoint, name))
     key = f"{content_key(files, spec, calibration)} {max_shard_bytes}"
     with WorkFolder(output, key) as work:
+        if spec.method == "auto":
+            plan = _chosen_plan(plan, files, checkpoint, calibration, budget, work)
+        tensors = list(plan.tensors(checkpoint))
         quantization = plan.writer.config(plan.schemes, plan.plain_modules(checkpoint), spec.method, spec.kv_cache)
         dtype = str(stored_dtype(getattr(torch, source_dtype(files)))).removeprefix("torch.")
         write_side_files(files, work.folder, quantization, dtype, plan.writer.side_config)
         run = _Run(checkpoint, plan, method, detect_format(quantization), work)
         run.all_layers(tensors, max_shard_bytes, progress or _ignore)
     return _report(model, files, output, run, tensors, calibration, started)
+
+
+def _chosen_plan(
+    plan: QuantizePlan,
+    files: ModelFiles,
+    checkpoint: Checkpoint,
+    calibration: CalibrationSpec,
+    budget: int,
+    work: WorkFolder,
+) -> QuantizePlan:
+    """The plan with the schemes that ``auto`` chooses; those of an interrupted work stay."""
+    offered = plan.spec.schemes
+    if "schemes" not in work.kept:
+        log.info("measuring which layers need more than %s", offered[0])
+        chosen = choose_schemes(plan, files, checkpoint, calibration, budget)
+        work.kept["schemes"] = {module: offered.index(scheme) for module, scheme in chosen.items()}
+    chosen = {module: offered[index] for module, index in work.kept["schemes"].items()}
+    return make_plan(checkpoint, plan.spec, plan.writer, chosen)
 
 
 def _ignore(done: int, total: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -128,6 +129,39 @@ def make_plan(
 def storable(writer: WriteFormat, shape: tuple[int, ...], spec: QuantizeSpec) -> list[Scheme]:
     """Those of the spec's schemes that a matrix of ``shape`` can be stored with."""
     return [scheme for scheme in spec.schemes if writer.cannot_store(shape, scheme) is None]
+
+
+def stored_bits(writer: WriteFormat, shape: tuple[int, ...], scheme: Scheme) -> int:
+    """Bits of all tensors of a matrix [N, K] with ``scheme``."""
+    rows, columns = shape
+    layout = writer.tensor_layout((rows, columns), scheme)
+    return 8 * sum(TensorSpec("", dtype, part).nbytes for dtype, part in layout.values())
+
+
+def bit_budget(plan: QuantizePlan, source: TensorSource) -> int:
+    """What the quantized modules may take for all linear ones to have the spec's target; plain ones are counted.
+
+    ConfigError where that is less than they need at least.
+    """
+    target = plan.spec.target_bits
+    assert target is not None, "only auto has a target"
+    shapes = [source.shape(f"{module}.weight") for module in plan.schemes]
+    plain = [f"{module}.weight" for module, _ in plan.plain]
+    every = {*plan.schemes, *(module for module, _ in plan.plain)}
+    biases = [name for name in source.names if name.endswith(".bias") and name.rpartition(".")[0] in every]
+    dense = (*plain, *biases)
+    spent = sum(8 * stored_dtype(source.dtype(name)).itemsize * math.prod(source.shape(name)) for name in dense)
+    weights = sum(map(math.prod, (*shapes, *map(source.shape, plain))))
+    least = sum(
+        min(stored_bits(plan.writer, shape, scheme) for scheme in storable(plan.writer, shape, plan.spec))
+        for shape in shapes
+    )
+    if target * weights < least + spent:
+        raise ConfigError(
+            f"target bits {target:g}: the linear layers of this model take at least {(least + spent) / weights:.3f} "
+            "bits a weight, scales, zeros and layers left plain counted; ask for more"
+        )
+    return int(target * weights - spent)
 
 
 def _kv_scales(layer: LayerPlan) -> list[str]:

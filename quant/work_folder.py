@@ -20,7 +20,8 @@ class WorkFolder:
     """``with WorkFolder(output, key) as work:`` fills ``work.folder``, which then takes ``output``'s place.
 
     ``key`` names the work: one that was interrupted continues where the same key comes again, and is thrown away where
-    another does. ``steps`` are those already done. Whatever stood at ``output`` stays until the end.
+    another does. ``steps`` are those already done, ``kept`` values that go with them. Whatever stood at ``output``
+    stays until the end.
     """
 
     def __init__(self, output: Path, key: str) -> None:
@@ -29,6 +30,7 @@ class WorkFolder:
         self._base = output.parent / f".{output.name}-partial"
         self.folder = self._base / "new"
         self.steps: list[dict[str, Any]] = []
+        self.kept: dict[str, Any] = {}
         self._lock = -1
 
     def __enter__(self) -> WorkFolder:
@@ -40,7 +42,7 @@ class WorkFolder:
             except BlockingIOError:
                 os.close(self._lock)
                 raise ConfigError(f"another process is making {self._output}; wait for it or stop it") from None
-            self.steps = self._previous_steps()
+            self.steps, self.kept = self._previous()
             if not self.steps:
                 shutil.rmtree(self.folder, ignore_errors=True)
                 self.folder.mkdir()
@@ -50,7 +52,7 @@ class WorkFolder:
         """Note that a step is done and all it wrote is on disk."""
         self.steps.append(step)
         part = self._base / f"{JOURNAL}.part"
-        part.write_text(json.dumps({"key": self._key, "steps": self.steps}))
+        part.write_text(json.dumps({"key": self._key, "steps": self.steps, "kept": self.kept}))
         os.replace(part, self._base / JOURNAL)
 
     def __exit__(
@@ -68,9 +70,11 @@ class WorkFolder:
         finally:
             os.close(self._lock)
 
-    def _previous_steps(self) -> list[dict[str, Any]]:
+    def _previous(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         try:
             journal = json.loads((self._base / JOURNAL).read_text())
         except (OSError, ValueError):
-            return []
-        return list(journal["steps"]) if journal.get("key") == self._key and self.folder.is_dir() else []
+            return [], {}
+        if journal.get("key") != self._key or not self.folder.is_dir():
+            return [], {}
+        return list(journal["steps"]), dict(journal.get("kept", {}))

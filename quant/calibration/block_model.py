@@ -51,7 +51,7 @@ class BlockModel:
         """The prefix of a layer's tensors, ``model.layers.3``."""
         return f"{self._prefix}.{index}"
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def embed(self, windows: Tensor) -> Tensor:
         """Windows int64 [B, L] -> the first layer's input float32 [B, L, K]; notes what layers are called with."""
         embedding = self._body.embed_tokens
@@ -77,12 +77,16 @@ class BlockModel:
     @torch.inference_mode()
     def run(self, index: int, layer: nn.Module, hidden: Tensor, cache: Any = None) -> Tensor:
         """A layer's output for its input [B, L, K]; ``cache`` stands for transformers' KV cache."""
+        return self.call(index, layer, hidden, cache)
+
+    def call(self, index: int, layer: nn.Module, hidden: Tensor, cache: Any = None) -> Tensor:
+        """`run` with gradients where ``hidden`` has them."""
         arguments = {name: _expand(value, hidden.shape[0]) for name, value in self._arguments[index].items()}
         arguments |= {name: cache for name in _CACHES if name in arguments}
         output = layer(hidden, **arguments)
         return output[0] if isinstance(output, tuple) else output
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def logits(self) -> Callable[[Tensor], Tensor]:
         """From the last layer's output [B, L, K] to logits [B, L, V]."""
         norm = copy.deepcopy(self._body.norm)

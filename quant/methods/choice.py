@@ -13,8 +13,15 @@ from .nearest import quantize_nearest
 from .rounding import RoundedLayers
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..plan import QuantizePlan
+    from ..scheme import Scheme
     from .calibrated import GroupQuantizer
     from .scaling import FindScale
+
+# Tokens that ``auto`` measures on.
+MEASURED_TOKENS = 2048
 
 
 def layer_method(
@@ -24,17 +31,34 @@ def layer_method(
     if not spec.is_calibrated:
         return RoundedLayers(read, quantize_nearest)
     # transformers comes in only where a model is run.
-    from ...engine.tokenizer import load_tokenizer
     from ..calibration.block_model import BlockModel
-    from ..calibration.texts import calibration_windows
     from .calibrated import CalibratedLayers
 
-    windows = calibration_windows(load_tokenizer(files), calibration)
     quantizer, find_scale = _parts(spec)
     model = BlockModel(files, checkpoint)
+    windows = _windows(files, calibration)
     return CalibratedLayers(
         model, windows, quantizer, find_scale=find_scale, kv_cache=spec.kv_cache, memory=calibration.memory
     )
+
+
+def choose_schemes(
+    plan: QuantizePlan, files: ModelFiles, checkpoint: Checkpoint, calibration: CalibrationSpec, budget: int
+) -> dict[str, Scheme]:
+    """The scheme of each module for ``auto``, which measures on some of the calibration text."""
+    from ..calibration.block_model import BlockModel
+    from .allocation import allocate
+
+    windows = _windows(files, calibration)
+    count = max(1, MEASURED_TOKENS // windows.shape[1])
+    return allocate(BlockModel(files, checkpoint), windows[:count], plan, checkpoint, budget)
+
+
+def _windows(files: ModelFiles, calibration: CalibrationSpec) -> Tensor:
+    from ...engine.tokenizer import load_tokenizer
+    from ..calibration.texts import calibration_windows
+
+    return calibration_windows(load_tokenizer(files), calibration)
 
 
 def _parts(spec: QuantizeSpec) -> tuple[GroupQuantizer, FindScale | None]:

@@ -195,6 +195,21 @@ def _inverse_factor(damped: Tensor) -> Tensor | None:
     return None if int(info) or not bool(upper.isfinite().all()) else upper
 
 
+def inverse_diagonal(hessian: Tensor, damping: float) -> Tensor:
+    """[K]: what a column's squared rounding error adds to the outputs' when later columns make up for what they can.
+
+    Columns go by importance, as with ``order="static"``.
+    """
+    for amount in _dampings(damping, hessian):
+        columns = hessian.diagonal().argsort(descending=True, stable=True)
+        factor = _inverse_factor(_damped(hessian, amount)[columns][:, columns])
+        if factor is not None:
+            weights = torch.empty_like(hessian.diagonal())
+            weights[columns] = factor.diagonal().square().reciprocal()
+            return weights
+    return hessian.diagonal()
+
+
 def _order(importance: Tensor, scheme: WeightOnly, order: str) -> Tensor:
     """The columns in the order they are rounded in."""
     count = importance.shape[0]

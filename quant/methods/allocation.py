@@ -1,0 +1,151 @@
+"""``auto``: which group of layers gets how many bits, so that the predicted divergence is least under a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..calibration.block_model import BlockModel
+from ..formats import TensorSource
+from ..plan import QuantizePlan, storable, stored_bits
+from ..scheme import Scheme, WeightOnly
+from .gptq import GPTQOptions, inverse_diagonal
+from .grid import in_groups, search_grid
+from .sensitivity import LayerSensitivity, layer_sensitivities
+
+# Output features whose rounding stands for those of a whole matrix.
+SAMPLED_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One scheme for a unit: bits that it takes in the files, nats a token that it is predicted to cost."""
+
+    scheme: Scheme
+    bits: int
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Modules that must share a scheme, by full names, and what they may get."""
+
+    modules: tuple[str, ...]
+    choices: tuple[Choice, ...]
+
+
+def allocate(
+    model: BlockModel, windows: Tensor, plan: QuantizePlan, source: TensorSource, budget: int
+) -> dict[str, Scheme]:
+    """The scheme of each module of ``plan``; all their tensors take at most ``budget`` bits."""
+    modules = {
+        layer.number: {
+            model.module_name(name).removeprefix(f"{model.layer_name(layer.number)}."): name for name in layer.quantize
+        }
+        for layer in plan.layers
+        if layer.number is not None
+    }
+    units: list[Unit] = []
+    for found in layer_sensitivities(model, windows, {number: list(names) for number, names in modules.items()}):
+        units += _units(found, modules[found.index], plan, source)
+    return {
+        module: choice.scheme
+        for unit, choice in zip(units, spend([unit.choices for unit in units], budget), strict=True)
+        for module in unit.modules
+    }
+
+
+def spend(units: Iterable[tuple[Choice, ...]], budget: int) -> list[Choice]:
+    """A choice for each unit: from the smallest of all, always the step that lowers the cost most for its bits.
+
+    Steps lead along the lower convex hull of a unit's choices; what is left is spent on any step that still fits.
+    """
+    hulls = [_hull(choices) for choices in units]
+    chosen = [0] * len(hulls)
+    left = budget - sum(hull[0].bits for hull in hulls)
+    while True:
+        steps = [
+            ((hull[at].cost - hull[at + 1].cost) / (hull[at + 1].bits - hull[at].bits), number)
+            for number, (hull, at) in enumerate(zip(hulls, chosen, strict=True))
+            if at + 1 < len(hull) and hull[at + 1].bits - hull[at].bits <= left
+        ]
+        if not steps:
+            return [hull[at] for hull, at in zip(hulls, chosen, strict=True)]
+        _, number = max(steps)
+        left -= hulls[number][chosen[number] + 1].bits - hulls[number][chosen[number]].bits
+        chosen[number] += 1
+
+
+def _hull(choices: Iterable[Choice]) -> list[Choice]:
+    """Choices that are best at some price of a bit, smallest first."""
+    hull: list[Choice] = []
+    for choice in sorted(choices, key=lambda one: (one.bits, one.cost)):
+        if hull and choice.cost >= hull[-1].cost:
+            continue
+        while len(hull) > 1 and _slope(hull[-1], choice) >= _slope(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(choice)
+    return hull
+
+
+def _slope(first: Choice, second: Choice) -> float:
+    return (first.cost - second.cost) / (second.bits - first.bits)
+
+
+def _units(
+    found: LayerSensitivity, names: Mapping[str, str], plan: QuantizePlan, source: TensorSource
+) -> Iterable[Unit]:
+    """Modules that read one input are a unit; so are all experts' of one kind, whose matrices share a kernel."""
+    members: dict[str, list[str]] = {}
+    costs: dict[str, dict[Scheme, float]] = {}
+    for group in found.groups:
+        kind = "/".join(name.rpartition(".")[2] for name in group.modules) if group.is_routed else group.first
+        members.setdefault(kind, []).extend(group.modules)
+        group_costs = _costs(found, group.first, group.modules, plan)
+        for scheme, cost in group_costs.items():
+            every = costs.setdefault(kind, {})
+            every[scheme] = every.get(scheme, 0.0) + cost
+    for kind, modules in members.items():
+        full = tuple(names[name] for name in modules)
+        shapes = [source.shape(f"{name}.weight") for name in full]
+        fitting = [
+            scheme
+            for scheme in costs[kind]
+            if all(scheme in storable(plan.writer, shape, plan.spec) for shape in shapes)
+        ]
+        yield Unit(
+            full,
+            tuple(
+                Choice(scheme, sum(stored_bits(plan.writer, shape, scheme) for shape in shapes), costs[kind][scheme])
+                for scheme in fitting
+            ),
+        )
+
+
+def _costs(found: LayerSensitivity, first: str, modules: Iterable[str], plan: QuantizePlan) -> dict[Scheme, float]:
+    """Predicted nats a token for each scheme.
+
+    GPTQ's error is the sum over columns of squared roundings over the squares of its factor's diagonal.
+    """
+    hessian = found.statistics[first].hessian
+    diagonal = inverse_diagonal(hessian, GPTQOptions().damping)
+    costs: dict[Scheme, float] = {}
+    for name in modules:
+        every = -(-found.weights[name].shape[0] // SAMPLED_ROWS)
+        rows = found.weights[name][::every]
+        information = found.information[name]
+        share = float(information.sum() / information[::every].sum().clamp(min=1e-30))
+        for scheme in plan.spec.schemes:
+            assert isinstance(scheme, WeightOnly), f"{scheme} has no bits to choose"
+            errors = (_nearest(rows, scheme) - rows).square() @ diagonal
+            cost = 0.5 * share * float((errors * information[::every]).sum())
+            costs[scheme] = costs.get(scheme, 0.0) + cost
+    return costs
+
+
+def _nearest(weight: Tensor, scheme: WeightOnly) -> Tensor:
+    groups = in_groups(weight, scheme.resolved_group_size(weight.shape[1]))
+    grid = search_grid(groups, scheme)
+    return grid.levels(groups, 2**scheme.bits - 1).mul_(grid.scale).flatten(1)[:, : weight.shape[1]]

@@ -9,13 +9,17 @@ from .sampling_params import SamplingParams
 
 @dataclass(slots=True, kw_only=True)
 class EngineRequest:
-    """One prompt to complete ``params.n`` times. ``params.seed`` is set before a request reaches the core."""
+    """One prompt to complete ``params.n`` times. ``params.seed`` is set before a request reaches the core.
+
+    With ``pooling`` (last, mean or cls) nothing is generated: the answer is one vector of the prompt's hidden states.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     cache_salt: str | None = None
     adapter: str | None = None
+    pooling: str | None = None
     arrival_time: float = 0.0
 
 
@@ -48,7 +52,7 @@ class TokenOutput:
     output: one entry per prompt token, the first of them None. ``finish_reason`` is None while running, else ``stop``,
     ``length``, ``abort`` or ``error``; ``stop_token`` is the id that ended it. ``error_param`` names the request's
     field that an ``error`` is about, where the request was wrong. ``num_cached_tokens`` counts the prompt
-    tokens that came from the prefix cache.
+    tokens that came from the prefix cache. ``embedding`` is the vector of a pooling request, float32 little-endian.
     """
 
     request_id: str
@@ -61,6 +65,7 @@ class TokenOutput:
     num_cached_tokens: int = 0
     error: str | None = None
     error_param: str | None = None
+    embedding: bytes | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,6 +90,7 @@ class EngineInfo:
     """What a client needs to know about a ready core.
 
     ``num_blocks`` usable KV blocks of ``block_size`` tokens. ``kernels`` is the kernel report, one row per choice.
+    ``pooling`` and ``normalize`` are how the model's authors make embeddings, ``pooling_error`` why that is not served.
     """
 
     model_name: str
@@ -95,3 +101,7 @@ class EngineInfo:
     device: str
     dtype: str
     kernels: list[dict[str, str]] = field(default_factory=list)
+    hidden_size: int = 0
+    pooling: str = "last"
+    normalize: bool = True
+    pooling_error: str | None = None

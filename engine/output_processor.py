@@ -109,6 +109,7 @@ class _Sample:
             stop_reason=self._stop_token(output) if matched is None else matched,
             error=output.error,
             error_param=output.error_param,
+            embedding=output.embedding,
             num_prompt_tokens=len(self._request.prompt_token_ids),
             num_completion_tokens=self._num_tokens,
             num_cached_tokens=self._num_cached_tokens,

@@ -17,7 +17,8 @@ class SampleDelta:
     ``prompt_logprobs`` comes once, with sample 0. ``stop_reason`` is the stop string or the id out of
     ``stop_token_ids`` that matched, None for end of text. ``finish_reason`` is None, ``stop``, ``length``, ``abort`` or
     ``error``; with ``error`` the message is in ``error``, and ``error_param`` names the request's field that is to
-    blame. The ``num_`` counters are totals up to this delta.
+    blame. ``embedding`` is the vector of a pooling request, float32 little-endian. The ``num_`` counters are totals up
+    to this delta.
     """
 
     request_id: str
@@ -31,6 +32,7 @@ class SampleDelta:
     stop_reason: str | int | None = None
     error: str | None = None
     error_param: str | None = None
+    embedding: bytes | None = None
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
@@ -48,6 +50,7 @@ class SampleDelta:
         self.stop_reason = later.stop_reason
         self.error = later.error
         self.error_param = later.error_param
+        self.embedding = later.embedding or self.embedding
         self.num_completion_tokens = later.num_completion_tokens
         self.num_cached_tokens = later.num_cached_tokens
 

@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from ..engine.client import AsyncEngineClient
 from ..errors import TwofoldError
-from . import chat, completions, health, metrics, models, tokenize
+from . import chat, completions, embeddings, health, metrics, models, similarity, tokenize
 from .config import ServerConfig
 from .errors import handle_error
 from .gate import Gate
@@ -25,6 +25,9 @@ ROUTES = [
     Route("/v1/kernels", health.get_kernels, methods=["GET"]),
     Route("/v1/completions", completions.create_completion, methods=["POST"]),
     Route("/v1/chat/completions", chat.create_chat_completion, methods=["POST"]),
+    Route("/v1/embeddings", embeddings.create_embeddings, methods=["POST"]),
+    Route("/v1/score", similarity.create_score, methods=["POST"]),
+    Route("/v1/rerank", similarity.create_rerank, methods=["POST"]),
     Route("/v1/responses", responses.create_response, methods=["POST"]),
     Route("/v1/responses/input_tokens", responses.count_input_tokens, methods=["POST"]),
     Route("/v1/responses/{response_id}", responses.get_response, methods=["GET"]),

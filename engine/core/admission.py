@@ -9,6 +9,7 @@ from ...errors import ContextLengthError, RequestError
 from ..messages import EngineRequest
 from ..sampling_params import MAX_SEED
 from .kv_cache import KVPlan
+from .pooler import POOLINGS, Pooler
 from .request import Sample
 
 
@@ -26,6 +27,10 @@ def check_request(request: EngineRequest, plan: KVPlan, vocab_size: int) -> None
             f"{plan.max_model_len} tokens in all (KV cache: {plan.num_blocks * plan.block_size}); shorten the prompt",
             param="prompt",
         )
+    if request.pooling is not None and request.pooling not in POOLINGS:
+        raise RequestError(f"pooling is {request.pooling!r}; it must be one of {', '.join(POOLINGS)}", param="pooling")
+    if request.pooling is not None and request.params.n != 1:
+        raise RequestError(f"a pooling request has one answer, but n is {request.params.n}", param="n")
     request.params.check_vocabulary(vocab_size)
 
 
@@ -56,6 +61,8 @@ def make_samples(request: EngineRequest, plan: KVPlan, eos_token_ids: frozenset[
     leader.siblings = siblings
     for sibling in siblings:
         sibling.leader = leader
+    if request.pooling is not None:
+        leader.pooler = Pooler(request.pooling, leader.num_tokens)
     if params.prompt_logprobs is not None:
         leader.prompt_logprobs = []
     return samples

@@ -95,6 +95,7 @@ class Batch:
         size = self._block_size
         rows = np.array([sample.row for sample in plan.samples], dtype=np.int64)
         computed = np.array([sample.num_computed_tokens for sample in plan.samples], dtype=np.int64)
+        draws = np.array([sample.pooler is None for sample in plan.samples], dtype=np.bool_)
         counts = np.fromiter(plan.num_tokens.values(), dtype=np.int64, count=len(rows))
         ends = np.cumsum(counts)
         starts = ends - counts
@@ -125,5 +126,5 @@ class Batch:
             starts=starts,
             computed=computed,
             counts=counts,
-            drawing=np.flatnonzero(seq_lens == self._num_tokens[rows]),
+            drawing=np.flatnonzero((seq_lens == self._num_tokens[rows]) & draws),
         )

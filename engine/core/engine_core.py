@@ -17,6 +17,7 @@ from ..config import EngineConfig
 from ..grammar.compiler import GrammarCompiler
 from ..grammar.vocabulary import Vocabulary
 from ..messages import AbortRequest, EngineInfo, EngineRequest, EngineStats, TokenLogprobs, TokenOutput
+from ..pooling import Pooling
 from .admission import check_request, make_samples
 from .batch import Batch
 from .block_pool import BlockPool
@@ -52,6 +53,7 @@ class EngineCore:
 
         parts = load_parts(config)
         self._set_up(config, parts.model, parts.platform, parts.kernels, parts.vocab_size, parts.vocabulary)
+        self._pooling = parts.pooling
 
     @classmethod
     def from_parts(
@@ -111,6 +113,7 @@ class EngineCore:
         self._pending: list[TokenOutput] = []
         self._counters = EngineStats(num_blocks=self._plan.num_blocks)
         self._next_order = 0
+        self._pooling = Pooling()
 
     def info(self) -> EngineInfo:
         """What a client needs to know; the kernel report is complete once the model is loaded."""
@@ -123,6 +126,10 @@ class EngineCore:
             device=str(self._device),
             dtype=dtype_name(self._model.dtype),
             kernels=self._kernels.report(),
+            hidden_size=self._model.config.hidden_size,
+            pooling=self._pooling.kind,
+            normalize=self._pooling.normalize,
+            pooling_error=self._pooling.error,
         )
 
     def add_request(self, request: EngineRequest) -> None:
@@ -230,7 +237,21 @@ class EngineCore:
     def _collect(self, result: StepResult, outputs: list[TokenOutput]) -> None:
         for sample, token, logprobs in zip(result.samples, result.tokens, result.logprobs, strict=True):
             outputs.append(self._advance(sample, token, logprobs))
+        outputs += [self._finish_pooled(sample) for sample in result.pooled]
         self._counters.num_generated_tokens += len(result.samples)
+
+    def _finish_pooled(self, sample: Sample) -> TokenOutput:
+        assert sample.pooler is not None
+        embedding = sample.pooler.result()
+        self._counters.num_cached_tokens += sample.num_cached_tokens
+        self._finish(sample)
+        return TokenOutput(
+            request_id=sample.request.request_id,
+            num_cached_tokens=sample.num_cached_tokens,
+            finish_reason="error" if embedding is None else "stop",
+            error="the hidden states are not finite" if embedding is None else None,
+            embedding=embedding,
+        )
 
     def _advance(self, sample: Sample, token: int | None, logprobs: TokenLogprobs | None) -> TokenOutput:
         """Append a drawn token to its sample and end the sample where it ends."""

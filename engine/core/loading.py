@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...kernels.kernel_set import KernelSet
 from ...kernels.report import report_lines
@@ -13,6 +13,7 @@ from ...platforms.cpu_threads import check_num_threads
 from ..config import EngineConfig
 from ..grammar.vocabulary import Vocabulary
 from ..models import Model, load_model
+from ..pooling import Pooling, pooling_of
 from ..sources import ModelFiles, resolve_model
 from ..tokenizer import load_vocabulary
 
@@ -31,6 +32,7 @@ class CoreParts:
     kernels: KernelSet
     vocab_size: int
     vocabulary: Vocabulary | None = None
+    pooling: Pooling = field(default_factory=Pooling)
 
 
 def load_parts(config: EngineConfig) -> CoreParts:
@@ -46,7 +48,14 @@ def load_parts(config: EngineConfig) -> CoreParts:
     for line in report_lines(kernels.report()):
         logger.info("%s", line)
     logger.info("loaded %s: %.2f GiB of weights on %s", config.model, model.weight_bytes / (1 << 30), platform.device)
-    return CoreParts(model=model, platform=platform, kernels=kernels, vocab_size=vocabulary.size, vocabulary=vocabulary)
+    return CoreParts(
+        model=model,
+        platform=platform,
+        kernels=kernels,
+        vocab_size=vocabulary.size,
+        vocabulary=vocabulary,
+        pooling=pooling_of(files),
+    )
 
 
 def _find_files(config: EngineConfig) -> ModelFiles:

@@ -11,6 +11,7 @@ from ..sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from ..grammar.constraint import Constraint
+    from .pooler import Pooler
 
 SampleId = tuple[str, int]
 
@@ -37,6 +38,7 @@ class Sample:
     ``num_registered_blocks``  leading blocks that have been offered to the prefix cache.
     ``num_cached_tokens``      prompt tokens taken from the prefix cache when the sample first started.
     ``constraint``       what its tokens must follow; ``waits_for_constraint`` while that is being made.
+    ``pooler``           makes the vector of a pooling request, which draws no tokens.
     ``prompt_logprobs``  filled chunk by chunk when asked for, then handed over with the first output.
     """
 
@@ -58,6 +60,7 @@ class Sample:
     has_started: bool = False
     constraint: Constraint | None = None
     waits_for_constraint: bool = False
+    pooler: Pooler | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
@@ -84,6 +87,11 @@ class Sample:
     def wants_prompt_logprobs(self) -> bool:
         """True until every prompt token has been computed with its log-probability."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
+
+    @property
+    def needs_every_token(self) -> bool:
+        """True where every prompt token's hidden state is read, so that none may come from the prefix cache."""
+        return self.wants_prompt_logprobs or (self.pooler is not None and self.pooler.needs_every_token)
 
     @property
     def can_be_forked(self) -> bool:

@@ -30,11 +30,15 @@ CopyBlocks = Callable[[list[Tensor], list[tuple[int, int]]], None]
 
 @dataclass(slots=True)
 class StepResult:
-    """One entry per drawn token, in plan order. ``tokens`` holds None where a sample had no valid token to draw."""
+    """One entry per drawn token, in plan order. ``tokens`` holds None where a sample had no valid token to draw.
+
+    ``pooled`` are the samples whose vector is complete.
+    """
 
     samples: list[Sample] = field(default_factory=list)
     tokens: list[int | None] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    pooled: list[Sample] = field(default_factory=list)
 
 
 class ModelRunner:
@@ -72,7 +76,10 @@ class ModelRunner:
         for place, sample in enumerate(plan.samples):
             if sample.wants_prompt_logprobs:
                 self._read_prompt_logprobs(sample, hidden, inputs, place)
-        return self._draw(plan, hidden, inputs, masks)
+        pooled = [sample for place, sample in enumerate(plan.samples) if _pool(sample, hidden, inputs, place)]
+        result = self._draw(plan, hidden, inputs, masks)
+        result.pooled = pooled
+        return result
 
     def _draw(self, plan: StepPlan, hidden: Tensor, inputs: StepInputs, masks: Future[TokenMasks] | None) -> StepResult:
         drawing = inputs.drawing
@@ -110,3 +117,12 @@ class ModelRunner:
             logits = self._model.compute_logits(hidden[offset : offset + count])[:, : self._vocab_size]
             targets = np.array(sample.tokens[first + 1 : first + 1 + count], dtype=np.int64)
             entries += token_logprobs(logits, torch.from_numpy(targets).to(self._device), [num_top] * count)
+
+
+def _pool(sample: Sample, hidden: Tensor, inputs: StepInputs, place: int) -> bool:
+    """Give a pooling sample the hidden states of this step; True where they were the last."""
+    if sample.pooler is None:
+        return False
+    start, computed, count = (int(part[place]) for part in (inputs.starts, inputs.computed, inputs.counts))
+    sample.pooler.add(hidden[start : start + count], computed)
+    return computed + count == sample.num_tokens

@@ -145,7 +145,7 @@ class Scheduler:
         return sample.leader.blocks[: self._num_blocks(sample.num_prompt_tokens - 1)]
 
     def _cached_blocks(self, sample: Sample) -> list[int]:
-        return [] if sample.wants_prompt_logprobs else self._cache.match(sample)
+        return [] if sample.needs_every_token else self._cache.match(sample)
 
     def _preempt(self, sample: Sample) -> None:
         """Back to the queue; tokens and output are kept, keys and values are computed again later."""

@@ -76,8 +76,7 @@ def _tune(args: argparse.Namespace) -> int:
         tuner = Tuner(spec, inputs_of(platform), MODELS["8b"], make_clock(platform, args.milliseconds / 1000))
         rows = tuner.tune(list(jobs(spec, args.match)), deadline)
         if args.match in "crossover" and time.monotonic() < deadline:
-            crossover = tuner.tune_crossover()
-            rows += [crossover] if crossover is not None else []
+            rows += tuner.tune_crossovers()
     target = Path(args.output) if args.output else user_file(spec.arch)
     write_rows(target, spec.name, {"torch": torch.__version__}, rows)
     print(f"{len(rows)} rows are faster than before; wrote {target}")

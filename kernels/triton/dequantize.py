@@ -1,6 +1,6 @@
 """Unpack a whole weight to 16 or 32-bit floats, for products with so many rows that a dense library product wins.
 
-Cost: reads N K bits/8 bytes of codes, writes N K elements; the product then reads them again. At most
+Cost: reads N K bits/8 bytes of codes, writes N K elements, 4 N K operations; the product reads them again. At most
 ``MAX_CHUNK_BYTES`` of dequantized weight exist at a time.
 """
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .launch_table import DEFAULT, LinearLaunch, Refused, family, find_row, row_class
+from .launch_table import DEFAULT, Crossover, LinearLaunch, Refused, family, find_row, row_class
+from .tuned import tuned_row
 
 SCALED: dict[tuple[str, int], dict[str, LinearLaunch | Refused]] = {
     # Hopper and Blackwell multiply 8-bit floats from 64 rows on; fewer would be widened to 16 bits.
@@ -102,4 +103,6 @@ def scaled_launch(
 
 def vendor_rows(arch: str) -> int | None:
     """Rows of x from which the vendor's product is taken, where its scales allow it; None: never."""
-    return VENDOR_ROWS.get(family(arch))
+    rows = VENDOR_ROWS.get(family(arch))
+    tuned = None if rows is None else tuned_row(arch, "crossover", ("scaled",), Crossover)
+    return rows if tuned is None else tuned.rows

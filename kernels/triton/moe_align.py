@@ -6,7 +6,7 @@ Everything stays on the device, so that a graph can capture it: B is the most bl
 give, and blocks beyond those in use have expert -1. Choices of no expert (-1) form blocks of an expert E. Within an
 expert the choices keep their order; nothing depends on timing.
 
-Cost: reads and writes some 4 bytes per choice and per (chunk, expert); one launch up to ``CHUNK`` choices, else three.
+Cost: some 4 bytes, and 128 operations, per choice and per (chunk, expert); one launch up to ``CHUNK`` choices or three.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Queries are rotated in place; rotated keys go to the cache and nowhere else, whi
 back, and two launches (five with norms). Everything between loading a head and storing it is in float32.
 
 Cost per token: reads and writes H D elements of queries, reads G (D + Dv) and writes as many of the cache's type, reads
-R float32 of the table. A negative slot's key and value are not written.
+R float32 of the table; 3 (H + G) R operations, norms 4 (H + G) D. A negative slot's key and value are not written.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from ..workloads.linear import linear_workload
 from .candidates import register_triton_ops
 from .launch_attention import LATENT, SCALED_CACHE
 from .launch_experts import DENSE_EXPERTS
-from .launch_scaled import SCALED
+from .launch_scaled import SCALED, vendor_rows
 from .launch_table import ATTENTION, LINEAR, Crossover, Refused, crossover_rows, find_row
 from .tune_grids import attention_grid, latent_grid, linear_grid
 from .tuned import Key, TunedRow, overriding
@@ -193,23 +193,34 @@ class Tuner:
                 return None
         return seconds if override.uses else None
 
-    def tune_crossover(self) -> TunedRow | None:
-        """The fewest of ``CROSSOVER_ROWS`` from which dequantizing the whole weight wins; None when it stays."""
+    def tune_crossovers(self) -> list[TunedRow]:
+        """From the packed matmul to dequantizing the weight, from fp8 codes to the vendor's product, if changed."""
+        packed = self._crossover("linear", "triton", WeightOnly(4, self._model.group_size), crossover_rows)
+        scaled = None
+        if self._inputs.fp8 is not None and vendor_rows(self._spec.arch) is not None:
+            scheme = Fp8((1, -1), Activation(Element.FP8))
+            scaled = self._crossover("scaled", "triton_8bit", scheme, vendor_rows)
+        return [row for row in (packed, scaled) if row is not None]
+
+    def _crossover(
+        self, name: str, kernel: str, scheme: WeightOnly | Fp8, rows_of: Callable[[str], int | None]
+    ) -> TunedRow | None:
+        """The fewest of ``CROSSOVER_ROWS`` from which the other way wins at every larger one; None when it stays."""
         shape = (2 * self._model.intermediate, self._model.hidden)
-        current, wins = crossover_rows(self._spec.arch), CROSSOVER_ROWS[-1] * 2
+        current, wins = rows_of(self._spec.arch), CROSSOVER_ROWS[-1] * 2
         for num_rows in reversed(CROSSOVER_ROWS):
-            workload = linear_workload(self._inputs, WeightOnly(4, self._model.group_size), shape, num_rows)
-            candidate = next(row for row in self._registry.candidates("linear") if row.name == "triton")
+            workload = linear_workload(self._inputs, scheme, shape, num_rows)
+            candidate = next(row for row in self._registry.candidates("linear") if row.name == kernel)
             call = workload.bind(candidate)
             seconds = []
             for limit in (num_rows, num_rows + 1):
-                with overriding("crossover", ("linear",), Crossover(limit)):
+                with overriding("crossover", (name,), Crossover(limit)):
                     seconds.append(self._clock.seconds(call))
             if seconds[0] > seconds[1]:
                 break
             wins = num_rows
-        self._report(f"crossover linear: {current} -> {wins} rows")
-        return None if wins == current else TunedRow("crossover", ("linear",), {"rows": wins}, 0.0, 0.0)
+        self._report(f"crossover {name}: {current} -> {wins} rows")
+        return None if wins == current else TunedRow("crossover", (name,), {"rows": wins}, 0.0, 0.0)
 
 
 def _float_size(key: Key) -> int:

@@ -31,7 +31,8 @@ def attention_grid(key: Key, spec: DeviceSpec, current: AttentionLaunch) -> Iter
 def latent_grid(key: Key, spec: DeviceSpec, current: AttentionLaunch) -> Iterator[AttentionLaunch]:
     """Latent attention: tiles of keys are loaded once and multiplied twice, and 512 features are summed."""
     for block_m, tile, warps, stages in itertools.product((16, 32, 64), (16, 32, 64), (4, 8), (1, 2)):
-        shared = (block_m + stages * tile) * LATENT_SIZES[0] * 2
+        # Queries may stay in registers.
+        shared = stages * tile * LATENT_SIZES[0] * 2
         if _fits(spec, warps, shared, block_m * (LATENT_SIZES[1] + tile)):
             yield replace(current, block_m=block_m, tile=tile, num_warps=warps, num_stages=stages)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from twofold import cli
-from twofold.kernels.triton import launch_table, tune, tuned
+from twofold.kernels.triton import launch_attention, launch_table, tune, tuned
+from twofold.kernels.triton.launch_scaled import vendor_rows
 from twofold.kernels.triton.launch_table import AttentionLaunch, attention_row, crossover_rows, linear_row
 from twofold.kernels.triton.tuned import TunedRow, overriding, user_file, write_rows
 from twofold.platforms.arch_spec import spec_of_arch
@@ -47,6 +48,17 @@ def test_the_users_row_comes_first_for_its_own_architecture() -> None:
 def test_the_crossover_can_be_tuned() -> None:
     write("gfx942", TunedRow("crossover", ("linear",), {"rows": 77}, 0.0, 0.0))
     assert (crossover_rows("gfx942"), crossover_rows("gfx950")) == (77, 1024)
+    write("sm_90", TunedRow("crossover", ("scaled",), {"rows": 55}, 0.0, 0.0))
+    assert (vendor_rows("sm_90"), vendor_rows("sm_100"), vendor_rows("sm_80")) == (55, 256, None)
+
+
+def test_rows_of_scaled_caches_and_of_latent_attention_can_be_tuned() -> None:
+    wide = replace(FAST, block_m=64)
+    write("sm_90", TunedRow("scaled cache", KEY, fields(FAST), 1.0, 2.0))
+    write("sm_90", TunedRow("latent", ("scaled", 2), fields(wide), 1.0, 2.0))
+    assert launch_attention.attention_row("sm_90", *KEY, scaled=True) == FAST != attention_row("sm_90", *KEY)
+    assert launch_attention.attention_row("sm_90", "decode", 576, 2, scaled=True) == wide
+    assert launch_attention.attention_row("sm_90", "decode", 576, 2) == launch_attention.LATENT["plain", 2]["default"]
 
 
 def test_rows_of_an_older_file_are_kept_until_measured_again() -> None:
@@ -103,10 +115,11 @@ def test_every_row_has_settings_and_all_fit(arch: str) -> None:
     spec = spec_of_arch(arch)
     jobs = list(tune.jobs(spec))
     assert len({str(job) for job in jobs}) == len(jobs)
-    assert {job.table.name for job in jobs} >= {"attention", "linear", "scaled"}
+    assert {job.table.name for job in jobs} >= {"attention", "scaled cache", "linear", "scaled", "experts"}
     for job in jobs:
         assert job.current not in job.settings
-        assert len(job.settings) > 20 or job.key[-1] == 4 or job.table.name == "attention"
+        assert len(job.settings) > 20 or job.key[-1] == 4 or job.table.name in ("attention", "scaled cache", "latent")
+        assert job.settings or job.key[-1] == 4
         for row in job.settings:
             assert row.num_warps * spec.wave_size <= 1024
             if job.table.name == "linear":

@@ -102,19 +102,23 @@ def test_settings_that_fail_are_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
     assert row.row["tile"] == 64
 
 
-def test_the_crossover_is_where_dequantizing_begins_to_win() -> None:
-    class CrossoverClock:
-        """Dequantizing costs as much as 600 rows of the fused kernel."""
+class CrossoverClock:
+    """The other way costs as much as 600 rows of the fused kernel; measured from the most rows down until it loses."""
 
-        def __init__(self) -> None:
-            self.rows = list(reversed(CROSSOVER_ROWS))
-            self.calls = 0
+    def __init__(self) -> None:
+        self.rows, self.calls = list(CROSSOVER_ROWS), 0
 
-        def seconds(self, call: Callable[[], Any]) -> float:
-            rows, dequantized = self.rows[self.calls // 2], self.calls % 2 == 0
-            self.calls += 1
-            return 600.0 if dequantized else float(rows)
+    def seconds(self, call: Callable[[], Any]) -> float:
+        rows, other_way = self.rows[-1 - self.calls // 2], self.calls % 2 == 0
+        # After the first loss the next crossover begins.
+        self.calls = 0 if rows < 600 and not other_way else self.calls + 1
+        return 600.0 if other_way else float(rows)
 
+
+def test_crossovers_are_where_the_other_way_begins_to_win() -> None:
     inputs = Inputs(torch.device("cpu"), torch.bfloat16)
     tuner = Tuner(SPEC, inputs, MODELS["tiny"], CrossoverClock(), lambda line: None)
-    assert tuner.tune_crossover() is None  # 1024, which is what Hopper's table says
+    assert tuner.tune_crossovers() == []  # 1024, which is what Hopper's table says
+    inputs = Inputs(torch.device("cpu"), torch.bfloat16, torch.float8_e4m3fn)
+    tuner = Tuner(SPEC, inputs, MODELS["tiny"], CrossoverClock(), lambda line: None)
+    assert [(row.key, row.row) for row in tuner.tune_crossovers()] == [(("scaled",), {"rows": 1024})]

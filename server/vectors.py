@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..engine.sampling_params import SamplingParams
 from ..errors import ContextLengthError, RequestError, UnsupportedError
+from .errors import GenerationError
 from .generation import Generation
 from .state import ServerState
 
@@ -34,6 +35,8 @@ class Vectors:
             async for index, delta in deltas:
                 if delta.embedding is not None:
                     found[index] = delta.embedding
+        if len(found) < self._generation.num_choices:
+            raise GenerationError("the engine gave no vector for one of the texts")
         rows = [np.frombuffer(found[index], dtype="<f4") for index in range(self._generation.num_choices)]
         vectors = np.stack(rows)[:, : self._num_dimensions]
         return unit(vectors) if self._normalize else vectors

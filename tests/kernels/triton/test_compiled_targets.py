@@ -1,4 +1,7 @@
-"""What the dispatcher chooses compiles, for chips that are not here: fp8, shared memory, wave sizes (B099 to B103)."""
+"""What the dispatcher chooses compiles, for chips that are not here: fp8, shared memory, wave sizes (B099 to B103).
+
+That the check finds tiles which overflow shared memory is shown in test_check.py.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,8 @@ WAVES = {
     **dict.fromkeys(("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950"), 64),
     **dict.fromkeys(("gfx1030", "gfx1100", "gfx1200", "gfx1201"), 32),
 }
-TOO_OLD = ("gfx900", "gfx906")
+# Triton does not compile for these; the registry refuses them.
+NOT_COMPILED = ("gfx900", "gfx906", "gfx1030")
 
 
 def compile_all(work: list[tuple[str, Case]]) -> dict[tuple[str, str], Outcome]:
@@ -197,16 +201,6 @@ def test_b101_every_head_size_fits_with_its_scratch(arch: str) -> None:
     compile_attention(arch, HEAD_SIZES, (16, 32))
 
 
-def test_b101_a_tile_that_fills_the_limit_would_be_found() -> None:
-    """The control: three stages of 256-wide heads in tiles of 128 leave no room."""
-    case = next(attention_cases("gfx942", (256,), (16,)))
-    wide = {**case.constants, "TILE": 128}
-    swollen = Case(**{name: getattr(case, name) for name in case.__slots__} | {"constants": wide})
-    swollen.options["num_stages"] = 3
-    [(_, outcome, error)] = run_forked(_compile_one, [("gfx942", swollen)], 1, timeout=180.0)
-    assert error is not None or any("shared memory" in problem for problem in outcome.problems)
-
-
 @pytest.mark.parametrize(("arch", "wave"), WAVES.items())
 def test_b103_waves_by_family(arch: str, wave: int) -> None:
     assert amd_wave_size(arch) == amd_facts(arch).wave_size == gpu_spec(arch).wave_size == wave
@@ -214,16 +208,18 @@ def test_b103_waves_by_family(arch: str, wave: int) -> None:
 
 
 def test_b103_the_compiler_gets_the_wave() -> None:
-    """Machine code of a kernel without products says how many lanes a wave has; Triton knows no gfx900 and gfx906."""
+    """Machine code of a kernel without products says how many lanes a wave has."""
     found = {}
-    work = [(arch, next(c for c in cases("gfx942") if c.op == "add_splits")) for arch in WAVES if arch not in TOO_OLD]
+    work = [
+        (arch, next(c for c in cases("gfx942") if c.op == "add_splits")) for arch in WAVES if arch not in NOT_COMPILED
+    ]
     for index, wave, error in run_forked(_wave_of_code, work, 2, timeout=180.0):
         assert error is None, f"{work[index][0]}: {error}"
         found[work[index][0]] = wave
-    assert found == {arch: wave for arch, wave in WAVES.items() if arch not in TOO_OLD}
+    assert found == {arch: wave for arch, wave in WAVES.items() if arch not in NOT_COMPILED}
 
 
-@pytest.mark.parametrize("arch", ["gfx900", "gfx906", "gfx1030"])
+@pytest.mark.parametrize("arch", NOT_COMPILED)
 def test_b103_chips_without_matrix_instructions_are_refused_by_name(arch: str) -> None:
     kernels = KernelSet(gpu_spec(arch))
     chosen = kernels.select_candidate("linear", linear_problem(Fp8((1, -1))))

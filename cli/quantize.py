@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..quant.calibration.spec import CalibrationSpec
 from ..quant.spec import BITS, FORMATS, GROUP_SIZES, METHODS, ORDERS, QuantizeSpec
 from .parser import byte_size, whole_number
+
+if TYPE_CHECKING:
+    from ..quant.report import QuantizeReport
 
 _DEFAULT = QuantizeSpec()
 _CALIBRATION = CalibrationSpec()
@@ -44,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-shard-size", type=byte_size, default="4G", metavar="SIZE", help="largest weight file, such as 2G"
     )
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON to FILE as well")
+    parser.add_argument(
+        "--no-card",
+        action="store_true",
+        help="do not evaluate the result beside the original, and write no quality card into DIR",
+    )
 
 
 def _add_calibration(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +77,13 @@ def _add_calibration(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--calibration-seed", type=whole_number, default=_CALIBRATION.seed, metavar="N", help="which windows are chosen"
     )
+    group.add_argument(
+        "--calibration-memory",
+        type=byte_size,
+        default="4G",
+        metavar="SIZE",
+        help="memory for what layers hand on to each other; more lies in the folder for temporary files",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
         num_sequences=args.calibration_sequences,
         length=args.calibration_length,
         seed=args.calibration_seed,
+        memory=args.calibration_memory,
     )
     with layer_progress(f"quantizing {args.model}") as progress:
         report = quantize_model(
@@ -99,8 +116,31 @@ def run(args: argparse.Namespace) -> int:
             overwrite=args.overwrite,
             max_shard_bytes=args.max_shard_size,
         )
-    for name, value in report.rows():
-        print(f"{name:<16}{value}")
+    _print(report.rows())
+    figures = report.as_dict()
+    if not args.no_card:
+        figures["evaluation"] = _add_card(report)
     if args.json:
-        Path(args.json).write_text(json.dumps(report.as_dict(), indent=2) + "\n")
+        Path(args.json).write_text(json.dumps(figures, indent=2) + "\n")
     return 0
+
+
+def _add_card(report: QuantizeReport) -> dict[str, Any] | None:
+    """Evaluate, print, and write the quality card; the figures."""
+    from ..quant.progress import layer_progress
+    from ..quant.quality import measure_quality
+    from ..quant.quality_card import write_quality_card
+    from ..quant.quality_plot import REMEDY, can_plot
+
+    with layer_progress(f"evaluating {report.output}", "windows") as progress:
+        quality = measure_quality(report, progress=progress)
+    names = [path.name for path in write_quality_card(quality)]
+    _print([*quality.rows(), ("quality card", ", ".join(names))])
+    if not can_plot():
+        _print([("note", f"no picture: matplotlib is not installed; {REMEDY}")])
+    return quality.as_dict()["evaluation"]
+
+
+def _print(rows: list[tuple[str, str]]) -> None:
+    for name, value in rows:
+        print(f"{name:<16}{value}")

@@ -16,7 +16,19 @@ TinyModel = Callable[..., Path]
 
 def test_a_result_and_a_report(tiny_model: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, report = tmp_path / "out", tmp_path / "report.json"
-    options = ["--method", "rtn", "--bits", "4", "--group-size", "32", "--output", str(out), "--json", str(report)]
+    options = [
+        "--method",
+        "rtn",
+        "--bits",
+        "4",
+        "--group-size",
+        "32",
+        "--output",
+        str(out),
+        "--json",
+        str(report),
+        "--no-card",
+    ]
     assert main(["quantize", str(tiny_model("llama")), *options]) == 0
     printed = capsys.readouterr()
     lines = dict(line.split(maxsplit=1) for line in printed.out.splitlines())
@@ -34,7 +46,12 @@ def test_a_result_and_a_report(tiny_model: TinyModel, tmp_path: Path, capsys: py
 def test_plain_layers_are_in_the_report(
     tiny_model: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["quantize", str(tiny_model("llama")), "--group-size", "64", "--output", str(tmp_path / "out")]) == 0
+    assert (
+        main(
+            ["quantize", str(tiny_model("llama")), "--group-size", "64", "--output", str(tmp_path / "out"), "--no-card"]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "12 quantized, 2 left plain" in out
     bits = re.search(r"bits per weight (\S+) over all linear layers, (\S+) in the quantized ones, (\S+) over the", out)
@@ -72,7 +89,7 @@ def test_a_used_folder_is_refused(tiny_model: TinyModel, tmp_path: Path, capsys:
 def test_a_quantized_model_is_refused_without_progress(
     tiny_model: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["quantize", str(tiny_model("llama")), "--output", str(tmp_path / "once")]) == 0
+    assert main(["quantize", str(tiny_model("llama")), "--output", str(tmp_path / "once"), "--no-card"]) == 0
     assert "2/2 layers" in capsys.readouterr().err
     assert main(["quantize", str(tmp_path / "once"), "--output", str(tmp_path / "twice")]) == 2
     refused = capsys.readouterr().err
@@ -83,7 +100,7 @@ def test_a_result_larger_than_its_source(
     tiny_model: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_gguf(tiny_model("llama"), tmp_path / "small.gguf", "llama", quantization="Q4_0")
-    assert main(["quantize", str(source), "--bits", "8", "--output", str(tmp_path / "out")]) == 0
+    assert main(["quantize", str(source), "--bits", "8", "--output", str(tmp_path / "out"), "--no-card"]) == 0
     assert "the result is larger than its source" in capsys.readouterr().out
 
 

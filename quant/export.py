@@ -51,10 +51,16 @@ def check_space(output: Path, needed: int) -> None:
 
 
 def write_side_files(
-    files: ModelFiles, folder: Path, quantization: dict[str, Any], dtype: str, side_config: str | None
+    files: ModelFiles,
+    folder: Path,
+    quantization: dict[str, Any],
+    dtype: str,
+    side_config: str | None,
+    changes: dict[str, Any] | None = None,
 ) -> None:
     """config.json with the quantization, a ``side_config`` of it alone, and all side files of the model, byte for byte.
 
+    ``changes`` are further values of config.json.
     Code of the model (``*.py``) is copied like any other file; Twofold never runs it.
     """
     if files.kind == "gguf":
@@ -64,6 +70,7 @@ def write_side_files(
     config = raw_config(files)
     config["dtype" if "dtype" in config else "torch_dtype"] = dtype
     config["quantization_config"] = quantization
+    config |= changes or {}
     _write_json(folder / "config.json", config)
     if side_config is not None:
         _write_json(folder / side_config, quantization)

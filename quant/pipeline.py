@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engine.model_config import load_model_config
+from ..engine.model_config import load_model_config, raw_config
 from ..engine.sources import ModelFiles, resolve_model
 from ..engine.weights import open_checkpoint
 from ..engine.weights.checkpoint import Checkpoint
@@ -31,6 +31,7 @@ from .methods.choice import choose_schemes, layer_method
 from .methods.layer_method import LayerMethod, LayerWeights
 from .plan import SIDES, LayerPlan, QuantizePlan, bit_budget, make_plan, stored_dtype
 from .report import ModuleError, QuantizeReport
+from .rotation import RotatedCheckpoint
 from .spec import QuantizeSpec, parse_quantize_spec
 from .tensor_writer import TensorSpec, TensorWriter
 from .work_folder import WorkFolder
@@ -65,7 +66,7 @@ def quantize_model(
     check_output(output, files.path, overwrite=overwrite)
     if load_model_config(files).quantization is not None:
         raise ConfigError(f"{model} is quantized already; give the original model")
-    checkpoint = open_checkpoint(files)
+    checkpoint = _checkpoint(files, spec)
     plan = make_plan(checkpoint, spec, writer)
     budget = bit_budget(plan, checkpoint) if spec.method == "auto" else 0
     check_space(output, max(sum(tensor.nbytes for tensor in plan.tensors(checkpoint)), budget // 8))
@@ -78,10 +79,26 @@ def quantize_model(
         tensors = list(plan.tensors(checkpoint))
         quantization = plan.writer.config(plan.schemes, plan.plain_modules(checkpoint), spec.method, spec.kv_cache)
         dtype = str(stored_dtype(getattr(torch, source_dtype(files)))).removeprefix("torch.")
-        write_side_files(files, work.folder, quantization, dtype, plan.writer.side_config)
+        write_side_files(files, work.folder, quantization, dtype, plan.writer.side_config, _changes(checkpoint))
         run = _Run(checkpoint, plan, method, detect_format(quantization), work)
         run.all_layers(tensors, max_shard_bytes, progress or _ignore)
     return _report(model, files, output, run, tensors, calibration, started)
+
+
+def _checkpoint(files: ModelFiles, spec: QuantizeSpec) -> Checkpoint:
+    source = open_checkpoint(files)
+    return RotatedCheckpoint(source, raw_config(files)) if spec.rotate else source
+
+
+def _changes(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What config.json must say otherwise than the source's."""
+    return {"tie_word_embeddings": False} if isinstance(checkpoint, RotatedCheckpoint) else {}
+
+
+def _notes(run: _Run) -> list[str]:
+    if isinstance(run.checkpoint, RotatedCheckpoint) and run.checkpoint.unties:
+        return [*run.notes, "rotated: the head is stored apart from the embedding, which it was tied to"]
+    return run.notes
 
 
 def _chosen_plan(
@@ -217,7 +234,7 @@ def _report(
         num_layers=plan.num_layers,
         errors=tuple(run.errors),
         plain=tuple(plan.plain),
-        notes=tuple(run.notes),
+        notes=tuple(_notes(run)),
         bits_per_weight=_bits(run.checkpoint, tensors, quantized),
         linear_bits=_bits(run.checkpoint, tensors, linear),
         model_bits=_bits(run.checkpoint, tensors, every),

@@ -15,6 +15,7 @@ from ...engine.model_config import raw_config
 from ...engine.sources import ModelFiles
 from ...engine.weights.checkpoint import Checkpoint
 from ...errors import UnsupportedError
+from ..rotation import RotatedCheckpoint
 from .experts import split_experts
 
 # What a layer's argument for its KV cache is called.
@@ -92,7 +93,8 @@ class BlockModel:
         norm = copy.deepcopy(self._body.norm)
         self._fill(norm, self._name_of(self._body.norm))
         name = f"{self._name_of(self._model.get_output_embeddings())}.weight"
-        if self.config.tie_word_embeddings or not self.checkpoint.has(name):
+        is_tied = self.config.tie_word_embeddings and not isinstance(self.checkpoint, RotatedCheckpoint)
+        if is_tied or not self.checkpoint.has(name):
             name = f"{self._name_of(self._body.embed_tokens)}.weight"
         weight = self._tensor(name)
         cap = getattr(self.config, "final_logit_softcapping", None)

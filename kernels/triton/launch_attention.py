@@ -37,6 +37,11 @@ LATENT: dict[tuple[str, int], dict[str, _Row]] = {
 }
 _LATENT_FLOAT32 = Refused("latent attention has checked launch rows for 16-bit queries alone")
 
+_FLOAT32_CODES = Refused(
+    "float32 heads of more than 64 over an 8-bit cache spill: a lane of this architecture has 256 registers; "
+    "bfloat16 and float16 run"
+)
+
 # Where casting codes needs other settings than the same problem with an unscaled cache.
 _CASTING: dict[tuple[str, int, int], dict[str, _Row]] = {
     ("decode", 64, 2): {
@@ -52,6 +57,8 @@ _CASTING: dict[tuple[str, int, int], dict[str, _Row]] = {
         "hopper": AttentionLaunch(128, 32, 8, 3),
         "rdna3": AttentionLaunch(32, 16, 4, 1),
     },
+    ("decode", 128, 4): {"rdna3": _FLOAT32_CODES, "rdna4": _FLOAT32_CODES},
+    ("prefill", 128, 4): {"rdna3": _FLOAT32_CODES, "rdna4": _FLOAT32_CODES},
 }
 # (phase, head class, bytes per element of the query) -> family -> row for int8 and fp8 caches
 SCALED_CACHE: dict[tuple[str, int, int], dict[str, _Row]] = {

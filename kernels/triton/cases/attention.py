@@ -69,7 +69,8 @@ def _cache_cases(arch: str) -> Iterator[Case]:
         yield _case(arch, torch.bfloat16, shape, kv_dtype=torch.int8, in_subset=subset)
         if head_size == 128:
             yield _case(arch, torch.float16, shape, kv_dtype=torch.int8)
-            yield _case(arch, torch.float32, shape, kv_dtype=torch.int8)
+            yield _case(arch, torch.bfloat16, shape, kv_dtype=torch.int8, extras="window, sinks, ALiBi")
+        yield _case(arch, torch.float32, shape, kv_dtype=torch.int8)
         if kind is Fp8Kind.NONE:
             variant = f"{phase} D={head_size} bf16, cache fp8"
             yield Case(op="paged_attention", variant=variant, refused=f"{arch} has no 8-bit float")

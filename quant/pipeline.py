@@ -131,6 +131,13 @@ def _finite_weight(checkpoint: Checkpoint, module: str) -> Tensor:
     return weight
 
 
+def _finite(tensor: Tensor, name: str) -> Tensor:
+    """``tensor``, scales above all: a result that is not finite is never written."""
+    if tensor.is_floating_point() and tensor.itemsize > 1 and not bool(tensor.isfinite().all()):
+        raise CheckpointError(f"{name} came out with NaN or infinity; nothing was written. Try another method")
+    return tensor
+
+
 @dataclass(slots=True)
 class _Run:
     checkpoint: Checkpoint
@@ -175,7 +182,7 @@ class _Run:
         errors = [self._error(module, result) for module in layer.quantize]
         for module, scheme in layer.quantize.items():
             for part, tensor in self.plan.writer.to_tensors(result.quantized[module], scheme).items():
-                writer.write(f"{module}.{part}", tensor)
+                writer.write(f"{module}.{part}", _finite(tensor, f"{module}.{part}"))
         for name in layer.kv_scales:
             attention, _, side = name.rpartition(".")
             writer.write(name, result.kv_scales[attention][SIDES.index(side)].reshape(1).float())

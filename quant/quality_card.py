@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import ModelCardData
@@ -17,6 +18,7 @@ from .report import ModuleError, QuantizeReport, size_in_words
 CARD, SECOND_CARD = "README.md", "QUANTIZATION.md"
 FIGURES = "quality.json"
 PLOT = "quality.png"
+Row = tuple[str, ...]
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 _FRONT_MATTER = re.compile(r"---\s*\n(.*?)\n---\s*(?:\n|$)", re.DOTALL)
 _LICENCE = re.compile(r"^license:[ \t]*['\"]?([A-Za-z0-9.+_-]+)['\"]?[ \t]*$", re.MULTILINE)
@@ -96,7 +98,7 @@ def _quality_table(quality: Quality) -> str:
     result = quality.evaluation
     if result is None:
         return f"Not measured: {quality.reason}."
-    rows = [("perplexity", f"{result.reference_perplexity:.4f}", f"{result.perplexity:.4f}")]
+    rows: list[Row] = [("perplexity", f"{result.reference_perplexity:.4f}", f"{result.perplexity:.4f}")]
     rows.append(("divergence, KL(original, quantized)", "", f"{result.divergence:.5f} nats a token"))
     rows.append(("same top token", "", f"{result.same_top:.2%}"))
     sizes = (quality.report.bytes_before, quality.report.bytes_after)
@@ -122,6 +124,6 @@ def _layer_table(report: QuantizeReport) -> str:
     return _table(("layer", "mean", "worst"), rows)
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
+def _table(head: Row, rows: Sequence[Row]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

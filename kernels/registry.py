@@ -120,5 +120,5 @@ def _strict_message(
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refused) or "it is the only candidate"
     return (
         f"--strict-kernels: {op} ({problem}) would fall back to {candidate.name} ({candidate.quality.value}) "
-        f"on {spec.arch}: {reasons}"
+        f"on {spec.arch}: {reasons}. Leave the option out to serve it so"
     )

@@ -18,6 +18,7 @@ from .parser import CommandParser
 
 COMMANDS = {
     "serve": "serve a model over an OpenAI-compatible HTTP API",
+    "keys": "make the API keys of a server, with limits",
     "chat": "talk to a model in the terminal",
     "quantize": "write a quantized checkpoint of a model",
     "eval": "measure a model's perplexity, and its distance from another",

@@ -36,6 +36,20 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
             "help": "key that clients must send; may be given several times (default: TWOFOLD_API_KEY, or no key)",
         },
     ),
+    "--api-key-file": (
+        "api_key_file",
+        {"metavar": "FILE", "help": "hashed keys with limits of their own, as 'twofold keys' writes them"},
+    ),
+    "--cors-origin": (
+        "cors_origins",
+        {
+            "action": "append",
+            "metavar": "ORIGIN",
+            "help": "origin whose pages may call the server, or *; may be given several times",
+        },
+    ),
+    "--tls-certfile": ("tls_certfile", {"metavar": "FILE", "help": "certificate chain in PEM: serve HTTPS"}),
+    "--tls-keyfile": ("tls_keyfile", {"metavar": "FILE", "help": "the certificate's private key in PEM"}),
     "--generation-config": (
         "generation_config",
         {"choices": GENERATION_CONFIGS, "help": "whether the model's own sampling defaults hold for the API"},
@@ -67,7 +81,11 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
             "help": "folder that keeps stored responses, files and batches (default: they are kept in memory)",
         },
     ),
-    "--access-log": ("access_log", {"action": "store_true", "help": "log every request"}),
+    "--request-seconds": (
+        "request_seconds",
+        {"type": number(0.0, float("inf")), "metavar": "S", "help": "how long an answer may take (default: no limit)"},
+    ),
+    "--access-log": ("access_log", {"action": "store_true", "help": "a line of JSON for every request"}),
 }
 
 
@@ -85,14 +103,14 @@ def run(args: argparse.Namespace) -> int:
     from ..server.run import run_server
 
     config = server_config(args)
-    announce = functools.partial(_announce, keyed=bool(config.api_keys))
+    announce = functools.partial(_announce, keyed=bool(config.api_keys or config.api_key_file))
     return run_server(engine_config(args), config, on_ready=announce)
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
     """The ServerConfig that parsed arguments describe (ConfigError where a value is wrong)."""
     values = {name: value for name in _FIELDS if (value := getattr(args, name)) is not None}
-    for name in ("served_model_names", "api_keys"):
+    for name in ("served_model_names", "api_keys", "cors_origins"):
         values[name] = tuple(values.get(name, ()))
     values["api_keys"] = values["api_keys"] or env.api_keys()
     return ServerConfig(**values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from ..engine.client import AsyncEngineClient
@@ -46,7 +47,7 @@ def create_app(client: AsyncEngineClient | None = None, config: ServerConfig | N
     state = ServerState(config or ServerConfig())
     app = Starlette(
         routes=ROUTES,
-        middleware=[Middleware(Gate, state=state)],
+        middleware=[*_cors(state.config), Middleware(Gate, state=state)],
         exception_handlers={HTTPException: handle_error, TwofoldError: handle_error},
     )
     app.router.redirect_slashes = False
@@ -54,3 +55,18 @@ def create_app(client: AsyncEngineClient | None = None, config: ServerConfig | N
     if client is not None:
         state.attach(client)
     return app
+
+
+def _cors(config: ServerConfig) -> list[Middleware]:
+    """Before the gate: a browser's question whether it may ask carries no key, and refusals must be readable too."""
+    if not config.cors_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import ConfigError
 
@@ -16,23 +16,33 @@ class ServerConfig:
     ``port``               0 lets the system choose one.
     ``served_model_names`` names that clients may ask for; empty: the model's own name.
     ``api_keys``           with at least one, every route but /health wants ``Authorization: Bearer KEY``.
+    ``api_key_file``       JSON file of hashed keys with limits of their own, read again when it changes.
+    ``cors_origins``       origins whose pages may call this server; ``*`` for all.
+    ``tls_certfile``       certificate chain in PEM, with ``tls_keyfile``: HTTPS; read again when they change.
     ``generation_config``  ``auto``: the model's own sampling defaults lie over OpenAI's; ``none``: OpenAI's only.
     ``grace_seconds``      how long running requests may go on after SIGTERM.
     ``max_body_bytes``     larger request bodies get a 413.
     ``max_open_requests``  requests being answered at once; one more gets a 503 with Retry-After.
     ``body_seconds``       how long a client may take to send its body; then 408.
+    ``request_seconds``    how long an answer may take, streams included; then 504. None: as long as it wants.
+    ``access_log``         a line of JSON on standard output per request.
     ``state_dir``          folder for stored responses, files and batches; None keeps them in memory.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_key_file: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    tls_certfile: str | None = None
+    tls_keyfile: str | None = None
     generation_config: str = "auto"
     grace_seconds: float = 30.0
     max_body_bytes: int = 16 << 20
     max_open_requests: int = 4096
     body_seconds: float = 30.0
+    request_seconds: float | None = None
     access_log: bool = False
     state_dir: str | None = None
 
@@ -48,6 +58,10 @@ class ServerConfig:
         for name in ("max_body_bytes", "max_open_requests", "body_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive")
+        if self.request_seconds is not None and self.request_seconds <= 0:
+            raise ConfigError(f"request_seconds is {self.request_seconds:g}; it must be positive")
+        if (self.tls_certfile is None) != (self.tls_keyfile is None):
+            raise ConfigError("tls_certfile and tls_keyfile belong together; give both or neither")
         if any(not key.strip() for key in self.api_keys):
             raise ConfigError("an API key is empty; give a key of at least one character")
         if any(not name for name in self.served_model_names):

@@ -19,6 +19,7 @@ from ..errors import (
     UnsupportedError,
 )
 from ..log import get_logger
+from .open_requests import RequestTimeoutError
 
 logger = get_logger(__name__)
 
@@ -103,6 +104,8 @@ def error_reply(error: BaseException) -> ErrorReply:
         # Its message names folders of the host.
         logger.error("%s", error)
         return ErrorReply(503, "the server cannot store this now; its log says why", code="storage_failed")
+    if isinstance(error, RequestTimeoutError):
+        return ErrorReply(504, str(error), code="request_timeout")
     if isinstance(error, GenerationError):
         return ErrorReply(500, str(error), code="generation_failed")
     if isinstance(error, HTTPException):

@@ -1,16 +1,18 @@
-"""The gate before all routes: API keys, the bound on open requests, the count of answered ones, and the last resort."""
+"""The gate before all routes: API keys, bounds on open requests, the count of answered ones, and the last resort."""
 
 from __future__ import annotations
 
-import hmac
-from contextlib import suppress
+import time
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import EngineBusyError
+from .access_log import log_access
+from .api_keys import ApiKey
 from .errors import INVALID_REQUEST, ErrorReply, error_reply
 from .open_requests import ClientGone
+from .owners import set_owner
 from .state import ServerState
 
 # Probes and scrapers must get through when everything else is full.
@@ -18,6 +20,13 @@ _UNBOUNDED = ("/health", "/metrics")
 _KEYLESS = ("/health",)
 # The customary status of a request whose client left before an answer.
 _NOTHING_SENT = "499"
+_NO_KEY = ErrorReply(
+    401,
+    "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
+    INVALID_REQUEST,
+    code="invalid_api_key",
+    headers={"WWW-Authenticate": "Bearer"},
+)
 
 
 class Gate:
@@ -26,13 +35,13 @@ class Gate:
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._state = state
-        self._keys = [form for key in state.config.api_keys for form in _byte_forms(key)]
+        self._access_log = state.config.access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = _NOTHING_SENT
+        status, began = _NOTHING_SENT, time.monotonic()
 
         async def counting_send(message: Message) -> None:
             nonlocal status
@@ -42,8 +51,9 @@ class Gate:
 
         bounded = scope["path"] not in _UNBOUNDED
         self._state.num_open += bounded
+        key: ApiKey | None = None
         try:
-            refusal = self._refusal(scope)
+            key, refusal = self._enter(scope)
             app = self._app if refusal is None else refusal.response(scope["path"])
             await app(scope, receive, counting_send)
         except ClientGone:
@@ -54,33 +64,40 @@ class Gate:
                 await reply.response(scope["path"])(scope, receive, counting_send)
         finally:
             self._state.num_open -= bounded
+            if key is not None:
+                key.release()
             handler = getattr(scope.get("endpoint"), "__name__", "none")
             self._state.metrics.http_requests.labels(handler, status).inc()
+            if self._access_log:
+                log_access(scope, status, time.monotonic() - began)
 
-    def _refusal(self, scope: Scope) -> ErrorReply | None:
-        path = scope["path"]
-        if self._keys and path not in _KEYLESS and not self._has_key(Headers(scope=scope)):
-            message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
-            headers = {"WWW-Authenticate": "Bearer"}
-            return ErrorReply(401, message, INVALID_REQUEST, code="invalid_api_key", headers=headers)
-        limit = self._state.config.max_open_requests
-        if path not in _UNBOUNDED and self._state.num_open > limit:
-            return error_reply(EngineBusyError(f"{limit} requests are open, the most that are taken; try again later"))
-        return None
+    def _enter(self, scope: Scope) -> tuple[ApiKey | None, ErrorReply | None]:
+        """The key that the request counts for, and why it is not taken."""
+        path, keys, limit = scope["path"], self._state.api_keys, self._state.config.max_open_requests
+        key: ApiKey | None = None
+        if keys.required and path not in _KEYLESS:
+            key = keys.find(_given_key(Headers(scope=scope)))
+            if key is None:
+                return None, _NO_KEY
+            set_owner(scope, key.entry.name)
+        if path in _UNBOUNDED:
+            return None, None
+        if self._state.num_open > limit:
+            message = f"{limit} requests are open, the most that are taken; try again later"
+            return None, error_reply(EngineBusyError(message))
+        refusal = None if key is None else key.refusal()
+        if refusal is not None:
+            message, seconds = refusal
+            headers = {"Retry-After": str(seconds)}
+            code = "rate_limit_exceeded"
+            return None, ErrorReply(429, f"{message}; try again later", code, code=code, headers=headers)
+        return key, None
 
-    def _has_key(self, headers: Headers) -> bool:
-        # Headers are bytes; starlette's latin-1 text gives them back as they came.
-        scheme, _, key = headers.get("authorization", "").encode("latin-1").partition(b" ")
-        if scheme.lower() != b"bearer":
-            key = headers.get("x-api-key", "").encode("latin-1")
-        given = key.strip(b" \t")
-        # Every key is compared, so that the time taken does not tell which one came close.
-        return any([hmac.compare_digest(given, known) for known in self._keys])
 
-
-def _byte_forms(key: str) -> set[bytes]:
-    """A key as clients send it: in UTF-8, as curl does, and in latin-1, as most HTTP libraries do where they can."""
-    forms = {key.encode("utf-8", "surrogateescape")}
-    with suppress(UnicodeEncodeError):
-        forms.add(key.encode("latin-1"))
-    return forms
+def _given_key(headers: Headers) -> bytes:
+    """What the client sent, as OpenAI's clients do or as Anthropic's do."""
+    # Headers are bytes; starlette's latin-1 text gives them back as they came.
+    scheme, _, key = headers.get("authorization", "").encode("latin-1").partition(b" ")
+    if scheme.lower() != b"bearer":
+        key = headers.get("x-api-key", "").encode("latin-1")
+    return key.strip(b" \t")

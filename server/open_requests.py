@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from ..errors import TwofoldError
+
 T = TypeVar("T")
 
 
@@ -15,10 +17,18 @@ class ClientGone(Exception):
     """The client hung up; there is nobody to answer."""
 
 
-class OpenRequests:
-    """Runs the work of each request as a task of its own, so that it can be cancelled from outside."""
+class RequestTimeoutError(TwofoldError):
+    """An answer took longer than the server allows (HTTP 504)."""
 
-    def __init__(self) -> None:
+
+class OpenRequests:
+    """Runs the work of each request as a task of its own, so that it can be cancelled from outside.
+
+    ``seconds`` is the longest that any may take, None for no limit.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._seconds = seconds
         self._tasks: set[asyncio.Task[Any]] = set()
         self._error: Exception | None = None
 
@@ -26,14 +36,18 @@ class OpenRequests:
         return len(self._tasks)
 
     async def run(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``. ClientGone when the client hangs up first; the error of `interrupt` after one."""
+        """The result of ``work``. ClientGone when the client hangs up first; the error of `interrupt` after one;
+        RequestTimeoutError where the work takes more than ``seconds``.
+        """
         task = asyncio.ensure_future(work)
         watcher = asyncio.ensure_future(_disconnected(receive))
         self._tasks.add(task)
         try:
-            await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, watcher), timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise ClientGone
+                if watcher.done():
+                    raise ClientGone
+                raise RequestTimeoutError(f"the answer took longer than {self._seconds:g} s, the most that it may")
             if task.cancelled() and self._error is not None:
                 raise self._error
             return task.result()

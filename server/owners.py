@@ -15,5 +15,10 @@ def set_owner(scope: Scope, owner: str) -> None:
 
 def owner_of(request: Request) -> str:
     """The name of the request's API key; empty where the server asks for none."""
-    owner: str = request.scope.get(_SCOPE_KEY, "")
+    return owner_in(request.scope)
+
+
+def owner_in(scope: Scope) -> str:
+    """`owner_of` for what has no request yet."""
+    owner: str = scope.get(_SCOPE_KEY, "")
     return owner

@@ -20,6 +20,7 @@ from ..log import get_logger
 from .app import create_app
 from .config import ServerConfig
 from .state import ServerState
+from .tls import Certificate
 
 logger = get_logger(__name__)
 
@@ -69,7 +70,10 @@ class _Server:
         self._socket = _bind(config.host, config.port)
         self._app: Starlette = create_app(None, config)
         self._state: ServerState = self._app.state.server
-        self._http = _http_server(self._app, config)
+        self._certificate = (
+            Certificate(config.tls_certfile, config.tls_keyfile) if config.tls_certfile and config.tls_keyfile else None
+        )
+        self._http = _http_server(self._app, config, self._certificate)
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -79,6 +83,7 @@ class _Server:
             await self._state.database.run(lambda connection: None)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         serving = asyncio.ensure_future(self._http.serve(sockets=[self._socket]))
         try:
             return await self._live()
@@ -122,13 +127,15 @@ class _Server:
         self._state.attach(client)
         if self._on_ready is not None:
             host, port = self._socket.getsockname()[:2]
-            self._on_ready(_url(host, port), self._state.served_names[0])
+            self._on_ready(_url(host, port, self._certificate is not None), self._state.served_names[0])
         return client
 
     async def _until_stopped(self, client: AsyncEngineClient) -> None:
         while not self._stop.is_set() and not client.errored:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _DEATH_POLL)
+            if self._certificate is not None:
+                self._certificate.reload_if_changed()
 
     async def _drain(self) -> None:
         """Let running requests finish within the grace time, then end the rest with an error that says so."""
@@ -151,6 +158,12 @@ class _Server:
             await asyncio.sleep(_IDLE_POLL)
         return True
 
+    def _reload(self) -> None:
+        """SIGHUP: read the certificate and the API keys again."""
+        self._state.api_keys.reload()
+        if self._certificate is not None:
+            self._certificate.reload()
+
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
             logger.warning("second signal: the server ends at once")
@@ -168,18 +181,23 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-def _http_server(app: Starlette, config: ServerConfig) -> _HttpServer:
-    return _HttpServer(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            log_level="info" if config.access_log else "warning",
-            access_log=config.access_log,
-            server_header=False,
-            timeout_keep_alive=65,
-            timeout_graceful_shutdown=int(_FLUSH_SECONDS),
-        )
+def _http_server(app: Starlette, config: ServerConfig, certificate: Certificate | None = None) -> _HttpServer:
+    settings = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=65,
+        timeout_graceful_shutdown=int(_FLUSH_SECONDS),
+        ssl_certfile=config.tls_certfile,
+        ssl_keyfile=config.tls_keyfile,
     )
+    if certificate is not None:
+        settings.load()
+        # The context that can be filled anew while connections go on.
+        settings.ssl = certificate.context
+    return _HttpServer(settings)
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -199,9 +217,9 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _url(host: str, port: int) -> str:
+def _url(host: str, port: int, tls: bool = False) -> str:
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}"
+    return f"{'https' if tls else 'http'}://{shown}:{port}"
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

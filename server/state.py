@@ -12,6 +12,7 @@ from starlette.requests import Request
 from ..engine.client import AsyncEngineClient
 from ..engine.sampling_params import SamplingParams
 from ..errors import EngineBusyError, EngineDeadError
+from .api_keys import ApiKeys
 from .config import ServerConfig
 from .database import Database
 from .errors import ModelNameError
@@ -38,7 +39,8 @@ class ServerState:
         self.created = int(time.time())
         self.served_names = config.served_model_names
         self.num_open = 0
-        self.open_requests = OpenRequests()
+        self.open_requests = OpenRequests(config.request_seconds)
+        self.api_keys = ApiKeys(config.api_keys, _path(config.api_key_file))
         self.metrics = Metrics(self)
         self.token_texts: TokenTexts
         self.database = Database(None if config.state_dir is None else Path(config.state_dir).expanduser())
@@ -106,3 +108,7 @@ def default_name(model: str) -> str:
     if path.is_dir():
         return path.resolve().name
     return path.stem if path.is_file() else model
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text).expanduser()

@@ -56,6 +56,7 @@ _CASTING: dict[tuple[str, int, int], dict[str, _Row]] = {
         "ampere": AttentionLaunch(128, 32, 8, 1),
         "hopper": AttentionLaunch(128, 32, 8, 3),
         "rdna3": AttentionLaunch(32, 16, 4, 1),
+        "rdna4": AttentionLaunch(64, 16, 8, 1),
     },
     ("decode", 128, 4): {"rdna3": _FLOAT32_CODES, "rdna4": _FLOAT32_CODES},
     ("prefill", 128, 4): {"rdna3": _FLOAT32_CODES, "rdna4": _FLOAT32_CODES},

@@ -67,7 +67,11 @@ SCALED: dict[tuple[str, int], dict[str, LinearLaunch | Refused]] = {
         "rdna3": LinearLaunch(64, 64, 32, 8, 1),
         "rdna4": LinearLaunch(64, 64, 32, 8, 1),
     },
-    ("few", 4): {DEFAULT: LinearLaunch(16, 32, 64, 4, 1)},
+    ("few", 4): {
+        DEFAULT: LinearLaunch(16, 32, 64, 4, 1),
+        "rdna3": LinearLaunch(16, 32, 32, 4, 1),
+        "rdna4": LinearLaunch(16, 32, 32, 4, 1),
+    },
     ("some", 4): {DEFAULT: LinearLaunch(32, 32, 32, 4, 1)},
     ("many", 4): {DEFAULT: LinearLaunch(32, 32, 32, 4, 1)},
 }

@@ -41,14 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     chosen = [(arch, case) for arch in targets for case in chosen_cases(arch, options)]
+    counting = _start_static_cost(targets, options) if options.cost else None
     lines = _run(chosen, options)
     failed = sum(bool(line.outcome.problems) for line in lines)
     refused = sum(bool(line.outcome.refused) for line in lines)
     print(f"{len(lines) - refused - failed} passed, {refused} refused, {failed} failed", flush=True)
-    cost_failed = False
-    cost_table = ""
-    if options.cost:
-        cost_failed, cost_table = _static_cost(targets, options.match)
+    cost_failed, cost_table = (False, "") if counting is None else _finish_static_cost(counting)
     if options.results:
         lines = keep_lines(options.results, lines, targets)
     if options.markdown:
@@ -69,15 +67,21 @@ def _targets(options: argparse.Namespace) -> list[str]:
     return targets
 
 
-def _static_cost(targets: Sequence[str], match: str) -> tuple[bool, str]:
-    """Count in the interpreter, for one architecture of each kind: (whether it failed, the table)."""
-    chosen = [name for name in COST_TARGETS if name in targets] or list(targets[:1])
-    command = [sys.executable, "-m", static_cost.__name__, "--targets", ",".join(chosen), "--match", match]
+def _start_static_cost(targets: Sequence[str], options: argparse.Namespace) -> subprocess.Popen[str]:
+    """Count in the interpreter, beside the compilations, for one architecture of each kind (for one in a subset)."""
+    chosen = [name for name in COST_TARGETS if name in targets] or list(targets)
+    chosen = chosen[:1] if options.subset else chosen
+    command = [sys.executable, "-m", static_cost.__name__, "--targets", ",".join(chosen), "--match", options.match]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    print(result.stdout, end="", flush=True)
-    print(result.stderr, end="", file=sys.stderr)
-    return result.returncode != 0, result.stdout.strip()
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _finish_static_cost(counting: subprocess.Popen[str]) -> tuple[bool, str]:
+    """(whether it failed, the table of the first step)."""
+    output, errors = counting.communicate()
+    print(output, end="", flush=True)
+    print(errors, end="", file=sys.stderr)
+    return counting.returncode != 0, output.strip().split("\n\n")[0]
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

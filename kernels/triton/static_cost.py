@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -47,6 +47,7 @@ class Cost:
     operations: int = 0
     reads: dict[str, float]
     error: str = ""
+    step: str = ""
 
     @property
     def ratio(self) -> float:
@@ -97,17 +98,17 @@ def costs(arch: str, match: str = "") -> Iterator[Cost]:
     registry = Registry()
     register_triton_ops(registry, spec)
     with assume_device(arch, NUM_CORES):
-        for workload in _chosen(inputs, match):
+        for step, workload in _chosen(inputs, match):
             for candidate in registry.candidates(workload.op):
                 if candidate.can_run(spec, workload.problem) is None:
-                    yield _guarded(workload, candidate)
+                    yield replace(_guarded(workload, candidate), step=step.name)
 
 
-def _chosen(inputs: Inputs, match: str) -> Iterator[Workload]:
+def _chosen(inputs: Inputs, match: str) -> Iterator[tuple[Step, Workload]]:
     for step in STEPS:
         for workload in workloads(inputs, MODELS["tiny"], step):
             if match in f"{workload.op} {workload.label}":
-                yield workload
+                yield step, workload
 
 
 def _guarded(workload: Workload, candidate: Candidate) -> Cost:
@@ -128,7 +129,7 @@ def markdown(counted: Iterable[tuple[str, Cost]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a table; exit code 1 when a kernel moves more than its workload allows."""
+    """Print a table for each step; exit code 1 when a kernel moves more than its workload allows."""
     parser = argparse.ArgumentParser(prog="python -m twofold.kernels.triton.static_cost", description=__doc__)
     parser.add_argument("--targets", default="sm_90,gfx942", help="comma-separated architectures")
     parser.add_argument("--match", default="", help="only workloads whose operation and label contain this text")
@@ -137,9 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("the static cost is counted by triton's interpreter; set TRITON_INTERPRET=1", file=sys.stderr)
         return 2
     torch.manual_seed(0)
-    torch.manual_seed(0)
     counted = [(arch, cost) for arch in options.targets.split(",") for cost in costs(arch, options.match)]
-    print(markdown(counted))
+    tables = ([(arch, cost) for arch, cost in counted if cost.step == step.name] for step in STEPS)
+    print("\n\n".join(markdown(table) for table in tables if table))
     return 1 if any(cost.problem for _, cost in counted) else 0
 
 

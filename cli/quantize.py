@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..quant.calibration.spec import CalibrationSpec
-from ..quant.spec import BITS, FORMATS, GROUP_SIZES, METHODS, ORDERS, QuantizeSpec
 from .parser import byte_size, whole_number
+from .quantize_spec import add_spec_arguments, spec_from
 
 if TYPE_CHECKING:
     from ..quant.report import QuantizeReport
 
-_DEFAULT = QuantizeSpec()
 _CALIBRATION = CalibrationSpec()
 
 
@@ -22,26 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("model", metavar="MODEL", help="directory, .gguf file, hub id or catalogue name")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the result; must be new or empty")
-    parser.add_argument("--method", choices=METHODS, default=_DEFAULT.method, help="how weights are rounded")
-    parser.add_argument("--bits", type=whole_number, choices=BITS, default=_DEFAULT.bits, help="bits of one weight")
-    parser.add_argument(
-        "--group-size",
-        type=whole_number,
-        choices=GROUP_SIZES,
-        default=_DEFAULT.group_size,
-        help="input features that share a scale; -1 is all of them",
-    )
-    parser.add_argument(
-        "--symmetric",
-        action="store_true",
-        help="no zero points: less exact, read by every GPTQ tool (checkpoint_format gptq instead of gptq_v2)",
-    )
-    parser.add_argument(
-        "--order", choices=ORDERS, default=_DEFAULT.order, help="gptq: the order in which columns are rounded"
-    )
-    parser.add_argument(
-        "--format", choices=FORMATS, help="how the result is stored (default: what most tools read the scheme from)"
-    )
+    add_spec_arguments(parser)
     _add_calibration(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace a model that is already in DIR")
     parser.add_argument(
@@ -91,14 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from ..quant.pipeline import quantize_model
     from ..quant.progress import layer_progress
 
-    spec = QuantizeSpec(
-        method=args.method,
-        bits=args.bits,
-        group_size=args.group_size,
-        symmetric=args.symmetric,
-        order=args.order,
-        format=args.format,
-    )
+    spec = spec_from(args)
     calibration = CalibrationSpec(
         source=Path(args.calibration).expanduser() if args.calibration else None,
         num_sequences=args.calibration_sequences,

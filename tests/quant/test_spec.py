@@ -7,7 +7,13 @@ from twofold.errors import ConfigError
 from twofold.quant import QuantizeSpec, parse_quantize_spec
 
 
-@pytest.mark.parametrize("text", ["rtn:4:32", "rtn:8:-1", "rtn:3:64:sym"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("rtn:4:32", "rtn:8:-1", "rtn:3:64:sym", "awq:4:128", "gptq:4:64:sym"),
+        *("fp8", "fp8:static", "fp8:block", "smoothquant", "auto:4.25", "auto:5:sym"),
+    ],
+)
 def test_round_trip(text: str) -> None:
     assert str(parse_quantize_spec(text)) == text
 
@@ -17,6 +23,11 @@ def test_fields() -> None:
         method="rtn", bits=4, group_size=128, symmetric=False
     )
     assert str(parse_quantize_spec("rtn:4:-1:sym").scheme) == "w4 channel sym"
+    assert str(parse_quantize_spec("fp8").scheme) == "fp8 channel a-fp8 token"
+    assert str(parse_quantize_spec("fp8:static").scheme) == "fp8 channel a-fp8 tensor static"
+    assert str(parse_quantize_spec("fp8:block").scheme) == "fp8 128x128 a-fp8 g128"
+    assert str(parse_quantize_spec("smoothquant").scheme) == "int8 channel a8 token"
+    assert {scheme.bits for scheme in parse_quantize_spec("auto:4.25").schemes} == {2, 3, 4, 8}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +43,13 @@ def test_fields() -> None:
         ("rtn:4: 32", "' 32' is not a number"),
         ("rtn:4:33", "group size 33 is not one of -1, 16, 32"),
         ("rtn:4:32:odd", "'odd' is not one of asym, sym"),
+        ("fp8:tensor", "variant of fp8 'tensor' is not one of dynamic, static, block"),
+        ("fp8:block:8", "fp8, fp8:static or fp8:block"),
+        ("smoothquant:8", "write METHOD:BITS:GROUP .* smoothquant"),
+        ("auto", "auto:BITS, such as auto:4.25"),
+        ("auto:1", "target bits 1.0 are not between 2.5 and 8.25"),
+        ("auto:1e1", "'1e1' are not a number"),
+        ("auto:4.25:odd", "'odd' is not one of asym, sym"),
     ],
 )
 def test_wrong_parts_are_named(text: str, message: str) -> None:

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from ..engine.client import AsyncEngineClient
 from ..errors import TwofoldError
-from . import chat, completions, embeddings, health, metrics, models, similarity, tokenize
+from . import chat, completions, embeddings, health, metrics, models, openapi, similarity, tokenize
 from .config import ServerConfig
 from .errors import handle_error
 from .gate import Gate
@@ -19,6 +19,7 @@ from .responses import routes as responses
 from .state import ServerState
 
 ROUTES = [
+    Route("/openapi.json", openapi.get_openapi, methods=["GET"]),
     Route("/health", health.get_health, methods=["GET"]),
     Route("/metrics", metrics.get_metrics, methods=["GET"]),
     Route("/v1/models", models.list_models, methods=["GET"]),

@@ -10,8 +10,6 @@ from .schema import GenerationBody, Usage
 
 MAX_CHOICES = 4096
 
-PromptLogprobs = list[dict[int, "PromptCandidate"] | None]
-
 
 class CompletionRequest(GenerationBody, kw_only=True):
     """``prompt`` is a text, texts, token ids, or lists of token ids; max_tokens 0 with echo scores the prompt only."""
@@ -65,6 +63,9 @@ class PromptCandidate(msgspec.Struct, kw_only=True):
     logprob: float
     rank: int
     decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptCandidate] | None]
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):

@@ -15,7 +15,7 @@ from ..chat_schema import ChatChunkChoice
 from ..schema import Usage
 from ..state import ServerState
 from .conversation import chat_request
-from .schema import AnswerMessage, Block, CountTokensRequest, MessageUsage, TextBlock, ThinkingBlock, ToolUseBlock
+from .schema import AnthropicMessage, Block, CountTokensRequest, MessageUsage, TextBlock, ThinkingBlock, ToolUseBlock
 
 Event = tuple[str, dict[str, Any]]
 
@@ -37,12 +37,12 @@ class MessageAnswer:
         self.id = f"msg_{uuid.uuid4().hex}"
         self._answer = answer
         usage = MessageUsage(input_tokens=answer.num_prompt_tokens)
-        self.message = AnswerMessage(id=self.id, model=model, usage=usage)
+        self.message = AnthropicMessage(id=self.id, model=model, usage=usage)
         self._blocks: list[Block] = []
         self._arguments = ""
         self._call_index: int | None = None
 
-    async def collect(self) -> AnswerMessage:
+    async def collect(self) -> AnthropicMessage:
         """The whole message."""
         async with aclosing(self._answer.chunks()) as chunks:
             async for chunk in chunks:

@@ -97,7 +97,7 @@ class MessageUsage(msgspec.Struct, kw_only=True):
     output_tokens: int = 0
 
 
-class AnswerMessage(msgspec.Struct, kw_only=True):
+class AnthropicMessage(msgspec.Struct, kw_only=True):
     id: str
     type: str = "message"
     role: str = "assistant"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 from twofold.errors import ConfigError
-from twofold.quant import ensure, ensure_quantized
+from twofold.quant import QuantizeSpec, ensure, ensure_quantized
+from twofold.quant.calibration import CalibrationSpec
 from twofold.storage import StorageError
 
 TinyModel = Callable[..., Path]
@@ -50,6 +52,30 @@ def test_the_key_is_the_content_not_the_place(tiny_model: TinyModel, tmp_path: P
     save_file(tensors, second / "model.safetensors")
     assert ensure_quantized(str(first), "rtn:4:32") != ensure_quantized(str(second), "rtn:4:32")
     assert len(runs) == 2
+
+
+def test_calibration_and_format_are_part_of_the_key(tiny_model: TinyModel, tmp_path: Path, runs: list[str]) -> None:
+    model = str(tiny_model("llama"))
+    (tmp_path / "a.txt").write_text("some words to look at\n" * 40)
+    (tmp_path / "b.txt").write_text("some words to look at\n" * 40)
+    few = CalibrationSpec(source=tmp_path / "a.txt", num_sequences=2, length=16)
+    spec = QuantizeSpec(method="gptq", symmetric=True)
+    first = ensure_quantized(model, spec, few)
+    assert ensure_quantized(model, spec, replace(few, source=tmp_path / "b.txt", memory=1)) == first
+    assert ensure_quantized(model, spec, replace(few, seed=1)) != first
+    (tmp_path / "b.txt").write_text("other words to look at\n" * 40)
+    assert ensure_quantized(model, spec, replace(few, source=tmp_path / "b.txt")) != first
+    assert ensure_quantized(model, replace(spec, format="gptq"), few).name != first.name
+    packed = ensure_quantized(model, replace(spec, format="compressed-tensors"), few)
+    assert "pack-quantized" in (packed / "config.json").read_text() and len(runs) == 5
+    rounded = ensure_quantized(model, "rtn:8:32")
+    assert ensure_quantized(model, "rtn:8:32", few) == rounded  # rtn looks at no text
+
+
+def test_a_format_that_cannot_hold_it_is_refused_first(runs: list[str]) -> None:
+    with pytest.raises(ConfigError, match="format awq cannot hold rtn w8g32 asym"):
+        ensure_quantized("/there/is/no/such/model", QuantizeSpec(bits=8, format="awq"))
+    assert runs == []
 
 
 def test_two_at_once_make_one(tiny_model: TinyModel, runs: list[str]) -> None:

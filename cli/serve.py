@@ -10,7 +10,7 @@ import shlex
 from typing import Any
 
 from .. import env
-from ..server.config import GENERATION_CONFIGS, ServerConfig
+from ..server.config import GENERATION_CONFIGS, REASONING_PARSERS, TOOL_PARSERS, ServerConfig
 from .engine_options import add_engine_arguments, engine_config
 from .parser import byte_size, natural_int, number, positive_int
 
@@ -53,6 +53,14 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "--generation-config": (
         "generation_config",
         {"choices": GENERATION_CONFIGS, "help": "whether the model's own sampling defaults hold for the API"},
+    ),
+    "--tool-parser": (
+        "tool_parser",
+        {"choices": TOOL_PARSERS, "help": "how the model writes calls of tools (default: as its chat template shows)"},
+    ),
+    "--reasoning-parser": (
+        "reasoning_parser",
+        {"choices": REASONING_PARSERS, "help": "how the model marks its thoughts (default: as its template shows)"},
     ),
     "--grace-seconds": (
         "grace_seconds",

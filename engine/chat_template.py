@@ -36,6 +36,11 @@ class ChatTemplate:
     def is_defined(self) -> bool:
         return bool(self._templates)
 
+    @property
+    def text(self) -> str:
+        """The source: that for conversations with tools where there is one, else the default."""
+        return self._templates.get("tool_use", self._templates.get("default", ""))
+
     def check_syntax(self) -> None:
         """Raise ConfigError now for a template that could only fail at the first request."""
         for template in self._templates.values():
@@ -65,15 +70,14 @@ class ChatTemplate:
             )
         template = self._choose(bool(tools))
         prepared = prepare_messages(messages, as_parts=self.accepts_parts, as_text=self._accepts_text)
+        options = {
+            "tools": [dict(tool) for tool in tools] if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **dict(template_kwargs or {}),
+        }
         try:
-            return self._render(
-                template,
-                prepared,
-                tools=[dict(tool) for tool in tools] if tools else None,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **dict(template_kwargs or {}),
-            )
+            return self._render_calls(template, prepared, options)
         except jinja2.TemplateSyntaxError as error:
             raise RequestError(self._syntax_message(error), param="messages") from None
         except jinja2.TemplateError as error:
@@ -104,6 +108,15 @@ class ChatTemplate:
         settings = self._special_tokens | options
         result: Any = render_jinja_template([messages], chat_template=template, **settings)
         return result[0][0]
+
+    def _render_calls(self, template: str, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+        """Most templates print a call's arguments as an object; where one cannot, it wants the JSON text."""
+        try:
+            return self._render(template, messages, **options)
+        except (TypeError, jinja2.TemplateError):
+            if not any(message.get("tool_calls") for message in messages):
+                raise
+            return self._render(template, [_with_text_arguments(message) for message in messages], **options)
 
     def _shows(self, template: str, content: str | list[dict[str, str]]) -> bool:
         """Whether the template prints a user's content as text, and not as the form of a list."""
@@ -172,6 +185,19 @@ def _tool_call(call: Any) -> Any:
         except (ValueError, RecursionError):
             return call
     return {**call, "function": function}
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping) and not isinstance(function.get("arguments"), str):
+            text = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+            call = {**call, "function": {**function, "arguments": text}}
+        calls.append(call)
+    return {**message, "tool_calls": calls}
 
 
 def read_override(option: str) -> tuple[dict[str, str], str]:

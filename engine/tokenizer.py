@@ -73,6 +73,16 @@ class Tokenizer:
         return self._template.is_defined
 
     @property
+    def template_text(self) -> str:
+        """The source of the chat templates, for those who look for signs of a model's ways."""
+        return self._template.text
+
+    @property
+    def special_texts(self) -> frozenset[str]:
+        """The texts of the special tokens."""
+        return frozenset(self.token_text(token) for token in self.special_ids)
+
+    @property
     def max_token_length(self) -> int:
         """Bytes of the longest token: a text of more than n times as many bytes has more than n tokens."""
         return self._bytes.longest

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -19,8 +19,9 @@ from ..engine.outputs import SampleDelta
 from ..engine.sampling_params import SamplingParams
 from ..errors import ContextLengthError, RequestError
 from .answer import answer_request
+from .chat_choice import ChatChoiceState
+from .chat_reading import ChatReading
 from .chat_schema import (
-    AnswerMessage,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -46,23 +47,29 @@ async def create_chat_completion(request: Request) -> Response:
 async def prepare_chat(state: ServerState, body: ChatRequest, arrival: float) -> ChatAnswer:
     """The answer to a checked body; other APIs turn their requests into such bodies."""
     client = state.ready_client()
+    reading = ChatReading(body, state.style)
     fields = sampling_fields(body)
     fields["max_tokens"] = body.token_limit()
     if body.logprobs:
         fields["logprobs"] = body.top_logprobs or 0
+    prompt = await render_chat(client, body, show_tools=bool(reading.use.tools))
+    if not reading.is_plain:
+        reading.see_prompt(prompt)
+        # In a thread: schemas of tools are compiled to see whether they can be held to.
+        fields |= await asyncio.to_thread(reading.fields, fields.get("structured"), client.tokenizer.special_texts)
     params = state.make_params(fields)
     answer_id = f"chatcmpl-{uuid.uuid4().hex}"
-    engine_request = await _engine_request(client, body, params, answer_id)
+    engine_request = await _engine_request(client, body, prompt, params, answer_id)
     generation = Generation(client, [engine_request], state.metrics, arrival)
-    hidden = client.tokenizer.special_ids if params.skip_special_tokens else frozenset()
-    return ChatAnswer(answer_id, body, generation, state.token_texts, hidden)
+    shows_special = body.skip_special_tokens is False
+    hidden = frozenset() if shows_special else client.tokenizer.special_ids
+    return ChatAnswer(answer_id, body, generation, state.token_texts, hidden, reading)
 
 
 async def _engine_request(
-    client: AsyncEngineClient, body: ChatRequest, params: SamplingParams, answer_id: str
+    client: AsyncEngineClient, body: ChatRequest, prompt: str, params: SamplingParams, answer_id: str
 ) -> EngineRequest:
     """The rendered conversation as a request; its template wrote the special tokens, so none are added by default."""
-    prompt = await render_chat(client, body)
     options: dict[str, Any] = {"cache_salt": body.cache_salt, "add_special_tokens": bool(body.add_special_tokens)}
     try:
         return await client.make_request(prompt, params, request_id=answer_id, **options)
@@ -72,16 +79,6 @@ async def _engine_request(
         if isinstance(error, ContextLengthError):
             raise ContextLengthError(str(error), param="messages") from None
         raise RequestError(str(error), param="messages", code=error.code) from None
-
-
-@dataclass
-class _Collected:
-    """One choice while it grows."""
-
-    texts: list[str] = field(default_factory=list)
-    entries: list[TokenEntry] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
 
 
 class ChatAnswer:
@@ -94,6 +91,7 @@ class ChatAnswer:
         generation: Generation,
         tokens: TokenTexts,
         hidden: frozenset[int],
+        reading: ChatReading,
     ) -> None:
         self.id = answer_id
         self._body = body
@@ -101,6 +99,7 @@ class ChatAnswer:
         self._tokens = tokens
         self._hidden = hidden
         self._created = int(time.time())
+        self._reading = reading
         self._usage: Any = None if body.include_usage else msgspec.UNSET
 
     @property
@@ -110,14 +109,11 @@ class ChatAnswer:
 
     async def collect(self) -> ChatCompletion:
         """The whole answer."""
-        choices = [_Collected() for _ in range(self._generation.num_choices)]
+        choices = self._states()
         shown: Any = msgspec.UNSET
         async with aclosing(self._generation.deltas()) as deltas:
             async for index, delta in deltas:
-                choice = choices[index]
-                choice.texts.append(delta.text)
-                choice.entries += self._entries(delta)
-                choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+                choices[index].take(delta, self._entries(delta))
                 if delta.prompt_logprobs is not None and self._body.prompt_logprobs is not None:
                     shown = prompt_logprobs(self._tokens, delta.prompt_logprobs, self._body.prompt_logprobs)
         return ChatCompletion(
@@ -127,7 +123,7 @@ class ChatAnswer:
             choices=[
                 ChatChoice(
                     index=index,
-                    message=AnswerMessage(content="".join(choice.texts)),
+                    message=choice.message(),
                     logprobs=ChatLogprobs(content=choice.entries) if self._body.logprobs else None,
                     finish_reason=choice.finish_reason,
                     stop_reason=choice.stop_reason,
@@ -147,27 +143,37 @@ class ChatAnswer:
     async def chunks(self) -> AsyncGenerator[ChatChunk, None]:
         """Per choice: the role, the text in pieces, one last chunk with finish_reason; then the usage if asked."""
         begun: set[int] = set()
+        states = self._states()
         async with aclosing(self._generation.deltas()) as deltas:
             async for index, delta in deltas:
                 if index not in begun:
                     begun.add(index)
                     yield self._chunk(ChatChunkChoice(index=index, delta=Delta(role="assistant", content="")))
-                for choice in self._chunk_choices(index, delta):
+                for choice in self._chunk_choices(index, delta, states[index]):
                     yield self._chunk(choice)
         if self._body.include_usage:
             yield ChatChunk(
                 id=self.id, created=self._created, model=self._body.model, choices=[], usage=self._generation.usage()
             )
 
-    def _chunk_choices(self, index: int, delta: SampleDelta) -> list[ChatChunkChoice]:
-        choices = []
+    def _states(self) -> list[ChatChoiceState]:
+        show_thoughts = self._body.include_reasoning is not False
+        readers = [
+            None if self._reading.is_plain else self._reading.reader() for _ in range(self._generation.num_choices)
+        ]
+        return [ChatChoiceState(reader, show_thoughts=show_thoughts) for reader in readers]
+
+    def _chunk_choices(self, index: int, delta: SampleDelta, state: ChatChoiceState) -> list[ChatChunkChoice]:
         entries = self._entries(delta)
-        if delta.text or entries:
-            logprobs = ChatLogprobs(content=entries) if self._body.logprobs else None
-            choices.append(ChatChunkChoice(index=index, delta=Delta(content=delta.text), logprobs=logprobs))
+        deltas = state.take(delta, entries)
+        if entries and not deltas:
+            deltas = [Delta(content="") if self._reading.is_plain else Delta()]
+        choices = [ChatChunkChoice(index=index, delta=made) for made in deltas]
+        if self._body.logprobs and choices:
+            choices[0].logprobs = ChatLogprobs(content=entries)
         if delta.finish_reason is not None:
             last = ChatChunkChoice(
-                index=index, delta=Delta(), finish_reason=delta.finish_reason, stop_reason=delta.stop_reason
+                index=index, delta=Delta(), finish_reason=state.finish_reason, stop_reason=delta.stop_reason
             )
             choices.append(last)
         return choices

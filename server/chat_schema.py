@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -21,6 +21,8 @@ class Message(msgspec.Struct, kw_only=True):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    # Another name for the same, which newer clients send back.
+    reasoning: str | None = None
 
 
 class Conversation(Protocol):
@@ -30,6 +32,7 @@ class Conversation(Protocol):
     add_generation_prompt: bool | None
     continue_final_message: bool | None
     chat_template_kwargs: dict[str, Any] | None
+    tools: list[dict[str, Any]] | None
 
 
 def check_conversation(body: Conversation) -> None:
@@ -47,10 +50,18 @@ def check_conversation(body: Conversation) -> None:
 class ChatRequest(GenerationBody, kw_only=True):
     """``max_completion_tokens`` and its older name ``max_tokens`` both bound the output: the smaller holds."""
 
+    served: ClassVar[frozenset[str]] = frozenset({"tools", "tool_choice"})
+
     messages: list[Message]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -93,15 +104,48 @@ class ChatLogprobs(msgspec.Struct, kw_only=True):
     refusal: None = None
 
 
+class FunctionCall(msgspec.Struct, kw_only=True):
+    """``arguments`` is JSON text."""
+
+    name: str
+    arguments: str = ""
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    id: str
+    type: str = "function"
+    function: FunctionCall
+
+
+class FunctionDelta(msgspec.Struct, kw_only=True):
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """The first of an index has id, type and name; the others go on with its arguments."""
+
+    index: int
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: str | msgspec.UnsetType = msgspec.UNSET
+    function: FunctionDelta
+
+
 class AnswerMessage(msgspec.Struct, kw_only=True):
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Delta(msgspec.Struct, kw_only=True):
     role: str | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):

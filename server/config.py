@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from ..errors import ConfigError
 
 GENERATION_CONFIGS = ("auto", "none")
+TOOL_PARSERS = (
+    "auto", "hermes", "llama3", "mistral", "mistral_args", "deepseek_v3", "deepseek_v31", "glm", "gpt_oss", "json",
+)  # fmt: skip
+REASONING_PARSERS = ("auto", "none", "think", "gpt_oss")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,8 @@ class ServerConfig:
     ``cors_origins``       origins whose pages may call this server; ``*`` for all.
     ``tls_certfile``       certificate chain in PEM, with ``tls_keyfile``: HTTPS; read again when they change.
     ``generation_config``  ``auto``: the model's own sampling defaults lie over OpenAI's; ``none``: OpenAI's only.
+    ``tool_parser``        how the model writes calls of tools; ``auto``: as its chat template shows.
+    ``reasoning_parser``   how it marks its thoughts; ``auto`` as well, ``none``: they are text.
     ``grace_seconds``      how long running requests may go on after SIGTERM.
     ``max_body_bytes``     larger request bodies get a 413.
     ``max_open_requests``  requests being answered at once; one more gets a 503 with Retry-After.
@@ -38,6 +44,8 @@ class ServerConfig:
     tls_certfile: str | None = None
     tls_keyfile: str | None = None
     generation_config: str = "auto"
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     grace_seconds: float = 30.0
     max_body_bytes: int = 16 << 20
     max_open_requests: int = 4096
@@ -51,6 +59,9 @@ class ServerConfig:
             raise ConfigError(
                 f"generation_config is {self.generation_config!r}; it must be one of {', '.join(GENERATION_CONFIGS)}"
             )
+        for name, accepted in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+            if getattr(self, name) not in accepted:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(accepted)}")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; it must lie from 0 to 65535")
         if self.grace_seconds < 0:

@@ -7,7 +7,7 @@ honor are in ``REFUSED``: an answer that silently lacks what was asked for is wo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -18,10 +18,10 @@ MAX_STOP_STRINGS = 64
 # Field -> (why it is refused, values that ask for nothing and pass).
 REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "suffix": ("text after the completion is not served", (None, "")),
-    "tools": ("tool calling is not served", (None, [])),
-    "tool_choice": ("tool calling is not served", (None, "none", "auto")),
-    "functions": ("tool calling is not served", (None, [])),
-    "function_call": ("tool calling is not served", (None, "none", "auto")),
+    "tools": ("tools are served for conversations only", (None, [])),
+    "tool_choice": ("tools are served for conversations only", (None, "none", "auto")),
+    "functions": ("this older name of tools is not served; give tools", (None, [])),
+    "function_call": ("this older name of tool_choice is not served; give tool_choice", (None, "none", "auto")),
     "modalities": ("only text is served", (None, [], ["text"])),
     "audio": ("only text is served", (None,)),
     "web_search_options": ("the server has no web search", (None,)),
@@ -39,7 +39,9 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class Refusable(msgspec.Struct, kw_only=True):
-    """The fields of ``REFUSED``, whatever their type."""
+    """The fields of ``REFUSED``, whatever their type; ``served`` names those that a body does serve."""
+
+    served: ClassVar[frozenset[str]] = frozenset()
 
     suffix: Any = None
     tools: Any = None
@@ -59,7 +61,7 @@ class Refusable(msgspec.Struct, kw_only=True):
     def check_served(self) -> None:
         """RequestError for the first field that asks for something which this server does not do."""
         for name, (why, harmless) in REFUSED.items():
-            if getattr(self, name) not in harmless:
+            if name not in self.served and getattr(self, name) not in harmless:
                 raise RequestError(f"{name}: {why}; leave the field out", param=name)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.types import ASGIApp
 
 from ..engine.client import AsyncEngineClient
 from ..engine.sampling_params import SamplingParams
@@ -19,6 +20,7 @@ from .errors import ModelNameError
 from .logprobs import TokenTexts
 from .metrics import Metrics
 from .open_requests import OpenRequests
+from .tools.style import Style, choose_style
 
 S = TypeVar("S")
 
@@ -43,13 +45,18 @@ class ServerState:
         self.api_keys = ApiKeys(config.api_keys, _path(config.api_key_file))
         self.metrics = Metrics(self)
         self.token_texts: TokenTexts
-        self.database = Database(None if config.state_dir is None else Path(config.state_dir).expanduser())
+        self.style: Style
+        self.database = Database(_path(config.state_dir))
         self._shared: dict[type[Any], Any] = {}
+        # Past the gate, for the server's own requests.
+        self.router: ASGIApp
         self._draining = False
 
     def attach(self, client: AsyncEngineClient) -> None:
         """Begin to serve with a ready client."""
         self.token_texts = TokenTexts(client.tokenizer)
+        template = client.tokenizer.template_text
+        self.style = choose_style(template, self.config.tool_parser, self.config.reasoning_parser)
         self.served_names = self.served_names or (default_name(client.config.model),)
         self.client = client
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from starlette.requests import Request
@@ -21,12 +21,15 @@ from .state import ServerState, state_of
 class TokenizeRequest(Refusable, kw_only=True):
     """Either ``prompt`` or ``messages``; ``model`` may be left out. Only prompts get special tokens by default."""
 
+    served: ClassVar[frozenset[str]] = frozenset({"tools", "tool_choice"})
+
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] = []
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 

@@ -146,7 +146,6 @@ def test_too_long_conversation(chain: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
         ("modalities", ["text", "audio"]),

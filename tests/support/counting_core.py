@@ -26,6 +26,8 @@ class ByteTokenizer:
     bos_token_id = None
     special_ids = frozenset({0})
     max_token_length = 1
+    template_text = ""
+    special_texts = frozenset({"<eos>"})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())

@@ -7,10 +7,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..engine.client import AsyncEngineClient
 from ..errors import TwofoldError
 from . import chat, completions, embeddings, health, metrics, models, openapi, similarity, tokenize
+from .batches import routes as batches
 from .config import ServerConfig
 from .errors import handle_error
 from .gate import Gate
@@ -38,6 +40,15 @@ ROUTES = [
     Route("/v1/responses/{response_id}/input_items", responses.list_input_items, methods=["GET"]),
     Route("/v1/messages", messages.create_message, methods=["POST"]),
     Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
+    Route("/v1/files", batches.upload_file, methods=["POST"]),
+    Route("/v1/files", batches.list_files, methods=["GET"]),
+    Route("/v1/files/{file_id}", batches.get_file, methods=["GET"]),
+    Route("/v1/files/{file_id}", batches.delete_file, methods=["DELETE"]),
+    Route("/v1/files/{file_id}/content", batches.get_file_content, methods=["GET"]),
+    Route("/v1/batches", batches.create_batch, methods=["POST"]),
+    Route("/v1/batches", batches.list_batches, methods=["GET"]),
+    Route("/v1/batches/{batch_id}", batches.get_batch, methods=["GET"]),
+    Route("/v1/batches/{batch_id}/cancel", batches.cancel_batch, methods=["POST"]),
     Route("/tokenize", tokenize.tokenize, methods=["POST"]),
     Route("/detokenize", tokenize.detokenize, methods=["POST"]),
 ]
@@ -53,9 +64,19 @@ def create_app(client: AsyncEngineClient | None = None, config: ServerConfig | N
     )
     app.router.redirect_slashes = False
     app.state.server = state
+    state.router = _inner(app)
     if client is not None:
         state.attach(client)
     return app
+
+
+def _inner(app: Starlette) -> ASGIApp:
+    """The routes without the middleware before them."""
+
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        await app.router({**scope, "app": app}, receive, send)
+
+    return inner
 
 
 def _cors(config: ServerConfig) -> list[Middleware]:

@@ -25,14 +25,19 @@ _CLOSE = {"Connection": "close"}
 
 async def read_json(request: Request, schema: type[T], *, max_bytes: int, seconds: float) -> T:
     """The body of ``request`` as ``schema``. RequestError (400), or HTTPException 408, 413, 415."""
+    _check_media_type(request)
+    return decode(await read_raw(request, max_bytes=max_bytes, seconds=seconds), schema)
+
+
+async def read_raw(request: Request, *, max_bytes: int, seconds: float) -> bytes:
+    """The body of ``request`` as it came. HTTPException 400, 408, 413, 415."""
     _check_headers(request, max_bytes)
     try:
-        body = await asyncio.wait_for(_read(request, max_bytes), seconds)
+        return await asyncio.wait_for(_read(request, max_bytes), seconds)
     except asyncio.TimeoutError:
         raise HTTPException(408, f"the request body did not arrive within {seconds:g} s", _CLOSE) from None
     except ClientDisconnect:
         raise HTTPException(400, "the connection closed before the whole body arrived", _CLOSE) from None
-    return decode(body, schema)
 
 
 def decode(body: bytes, schema: type[T]) -> T:
@@ -53,10 +58,13 @@ def decode(body: bytes, schema: type[T]) -> T:
         raise _too_deep() from None
 
 
-def _check_headers(request: Request, max_bytes: int) -> None:
+def _check_media_type(request: Request) -> None:
     media_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise HTTPException(415, f"Content-Type is {media_type!r}; send application/json")
+
+
+def _check_headers(request: Request, max_bytes: int) -> None:
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise HTTPException(415, f"Content-Encoding is {encoding!r}; send the body uncompressed")

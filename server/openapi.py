@@ -13,6 +13,8 @@ from starlette.routing import Route
 
 from ..version import __version__
 from . import chat_schema, completion_schema, embeddings, similarity, tokenize
+from .batches import schema as batches
+from .batches.files import FileObject
 from .messages import schema as messages
 from .responses import schema as responses
 from .state import ServerState, state_of
@@ -31,6 +33,11 @@ _SCHEMAS: dict[str, tuple[type[Any] | None, type[Any] | None]] = {
     "list_input_items": (None, responses.ItemList),
     "create_message": (messages.MessagesRequest, messages.AnthropicMessage),
     "count_tokens": (messages.CountTokensRequest, None),
+    "create_batch": (batches.BatchRequest, batches.Batch),
+    "get_batch": (None, batches.Batch),
+    "cancel_batch": (None, batches.Batch),
+    "upload_file": (None, FileObject),
+    "get_file": (None, FileObject),
     "tokenize": (tokenize.TokenizeRequest, None),
     "detokenize": (tokenize.DetokenizeRequest, None),
 }

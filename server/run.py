@@ -18,6 +18,7 @@ from ..engine.config import EngineConfig
 from ..errors import ConfigError, EngineBusyError
 from ..log import get_logger
 from .app import create_app
+from .batches.runner import Batches
 from .config import ServerConfig
 from .state import ServerState
 from .tls import Certificate
@@ -125,6 +126,8 @@ class _Server:
     async def _start_engine(self) -> AsyncEngineClient:
         client = await AsyncEngineClient.start(self._engine_config, **self._client_options)
         self._state.attach(client)
+        if self._config.state_dir is not None:
+            await self._state.shared(Batches).resume()
         if self._on_ready is not None:
             host, port = self._socket.getsockname()[:2]
             self._on_ready(_url(host, port, self._certificate is not None), self._state.served_names[0])

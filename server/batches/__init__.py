@@ -1,0 +1,1 @@
+"""Files and batches: many requests in one file, answered in the background."""

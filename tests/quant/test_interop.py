@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from twofold import LLM
 from twofold.quant import QuantizeSpec, quantize_model
 from twofold.quant import spec as spec_module
+from twofold.quant.calibration import CalibrationSpec
 from twofold.quant.scheme import Activation, Element, Fp8, Int8
 
 TinyModel = Callable[..., Path]
@@ -104,6 +105,31 @@ class TestCompressedTensors:
         expected = judge_logits(read_by_transformers(folder), PROMPT)
         errors = row_errors(ours(folder), expected)
         assert float(errors.median()) < 1e-5 and float(errors.max()) < 0.1
+
+    @pytest.mark.parametrize(
+        "spec",
+        [QuantizeSpec(method="fp8", variant="static"), QuantizeSpec(method="smoothquant")],
+        ids=lambda spec: str(spec),
+    )
+    def test_calibrated(self, tiny_model: TinyModel, tmp_path: Path, spec: QuantizeSpec) -> None:
+        """Static input scales come from the file."""
+        source = tiny_model("llama", **SIZES)
+        quantize_model(str(source), spec, tmp_path / "out", calibration=CalibrationSpec(num_sequences=4, length=32))
+        expected = judge_logits(read_by_transformers(tmp_path / "out"), PROMPT)
+        errors = row_errors(ours(tmp_path / "out"), expected)
+        assert float(errors.median()) < 1e-5 and float(errors.max()) < 0.1
+
+    def test_cache_scales(self, tiny_model: TinyModel, tmp_path: Path) -> None:
+        """Under the names that llm-compressor's own files have; transformers 5.24 uses neither those nor ours."""
+        source = tiny_model("llama", **SIZES)
+        spec = QuantizeSpec(symmetric=True, kv_cache="fp8")
+        quantize_model(str(source), spec, tmp_path / "out", calibration=CalibrationSpec(num_sequences=4, length=32))
+        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / "out", dtype=torch.float32, output_loading_info=True
+        )
+        names = {f"model.layers.{layer}.self_attn.{side}_scale" for layer in (0, 1) for side in ("k", "v")}
+        assert set(loading["unexpected_keys"]) <= names and not loading["missing_keys"]
+        assert float(row_errors(ours(tmp_path / "out"), judge_logits(model.eval(), PROMPT)).max()) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["gptq", "gptq_v2", "awq"])

@@ -67,7 +67,7 @@ def _norm_fold(layer: nn.Module, norms: tuple[str, ...], block: str, readers: tu
     norm = next((name for name in norms if hasattr(layer, name)), None)
     if norm is None:
         return
-    width = layer.get_submodule(norm).weight.shape[0]
+    width = layer.get_parameter(f"{norm}.weight").shape[0]
     found = tuple(
         f"{block}.{name}"
         for name, parameter in layer.get_submodule(block).named_parameters()
@@ -96,25 +96,26 @@ def apply_fold(layer: nn.Module, fold: Fold, scale: Tensor) -> None:
     for name in fold.readers:
         layer.get_parameter(name).data.mul_(scale)
     source = layer.get_submodule(fold.source)
+    weight = source.get_parameter("weight").data
+    bias = source._parameters.get("bias")
     if fold.is_norm:
         offset = norm_offset(source)
-        source.weight.data.add_(offset).div_(scale).sub_(offset)
-        bias = getattr(source, "bias", None)
-        if bias is not None:
-            bias.data.div_(scale)
-        return
-    rows = scale if fold.repeats == 1 else scale.view(-1, fold.repeats, fold.head_size)[:, 0].flatten()
-    source.weight.data.div_(rows[:, None])
-    if source.bias is not None:
-        source.bias.data.div_(rows)
+        weight.add_(offset).div_(scale).sub_(offset)
+        rows = scale
+    else:
+        rows = scale if fold.repeats == 1 else scale.view(-1, fold.repeats, fold.head_size)[:, 0].flatten()
+        weight.div_(rows[:, None])
+    if bias is not None:
+        bias.data.div_(rows)
 
 
 def norm_offset(norm: nn.Module) -> float:
     """What a norm adds to its weight: 1 in Gemma's, whose weight of zero passes its input on."""
-    kept = norm.weight.data.clone()
-    norm.weight.data.zero_()
+    weight = norm.get_parameter("weight").data
+    kept = weight.clone()
+    weight.zero_()
     try:
         with torch.inference_mode():
             return float(norm(torch.ones(1, 1, len(kept), device=kept.device)).abs().max() > 0.5)
     finally:
-        norm.weight.data.copy_(kept)
+        weight.copy_(kept)

@@ -79,8 +79,9 @@ def _backward(
 ) -> tuple[LayerSensitivity, Tensor]:
     groups = [group for stage in stages(names) for group in stage]
     linears = {name: layer.get_submodule(name) for name in names}
-    statistics = {group.first: InputStatistics(linears[group.first].weight.shape[1], model.device) for group in groups}
-    squares = {name: torch.zeros(module.weight.shape[0], device=model.device) for name, module in linears.items()}
+    weights = {name: layer.get_parameter(f"{name}.weight").data for name in names}
+    statistics = {group.first: InputStatistics(weights[group.first].shape[1], model.device) for group in groups}
+    squares = {name: torch.zeros(weight.shape[0], device=model.device) for name, weight in weights.items()}
 
     def note(group: InputGroup, x: Tensor) -> None:
         statistics[group.first].add(x.detach())
@@ -93,7 +94,6 @@ def _backward(
                 model.call(index, layer, x).backward(gradient[None])
             assert x.grad is not None, "a layer depends on its input"
             passed.append(x.grad[0])
-    weights = {name: module.weight.data for name, module in linears.items()}
     num_tokens = hidden.shape[0] * hidden.shape[1]
     information = {name: square / num_tokens for name, square in squares.items()}
     return LayerSensitivity(index, weights, groups, statistics, information), torch.stack(passed)

@@ -114,6 +114,33 @@ def stack(tensors: list[Tensor]) -> Tensor:
     )
 
 
+class StreamedStack:
+    """``stack`` of tensors that come one by one: each goes to its place at once, so that one is beside the result."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._num_put = count, 0
+        self._neighbours: list[Tensor] = []
+        self._whole: Tensor | None = None
+
+    def put(self, tensor: Tensor) -> None:
+        """The next expert's."""
+        index, kept = self._num_put, self._neighbours
+        self._num_put += 1
+        if self._whole is None:
+            if index == 0 or (kept[0].is_contiguous() and _follows(kept[0], tensor, index)):
+                kept.append(tensor)
+                return
+            self._whole = tensor.new_empty((self._count, *tensor.shape))
+            for place, before in enumerate(kept):
+                self._whole[place].copy_(before)
+            kept.clear()
+        self._whole[index].copy_(tensor)
+
+    def finish(self) -> Tensor:
+        """[E, ...]."""
+        return stack(self._neighbours) if self._whole is None else self._whole
+
+
 def stack_all(tensors: list[Tensor | None]) -> Tensor | None:
     """``stack`` of what every expert has, or None where none has it."""
     given = [tensor for tensor in tensors if tensor is not None]

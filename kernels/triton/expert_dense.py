@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...quant.canonical import CanonicalWeight, DenseWeight
-from .expert_blocks import blocks_of, expected_rows, input_rows, load_block, stack
+from .expert_blocks import StreamedStack, blocks_of, expected_rows, input_rows, load_block
 from .launch_experts import dense_launch
 from .launch_table import LinearLaunch
 from .runtime import device_arch
@@ -72,11 +72,11 @@ def dense_experts_kernel(
 
 def prepare(weights: Sequence[CanonicalWeight], dtype: torch.dtype) -> DenseExperts:
     """The experts' matrices as one, in the activations' ``dtype``."""
-    matrices = []
+    matrices = StreamedStack(len(weights))
     for weight in weights:
         assert isinstance(weight, DenseWeight), "dense experts take dense weights; can_run refuses others"
-        matrices.append(weight.weight.to(dtype))
-    return DenseExperts(stack(matrices))
+        matrices.put(weight.weight.to(dtype))
+    return DenseExperts(matrices.finish())
 
 
 def constants(launch: LinearLaunch, *, aligned: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ each block's rows of x once per ``block_n`` outputs; 2 T k N K operations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...quant.canonical import CanonicalWeight
 from . import packed_weight
-from .expert_blocks import blocks_of, expected_rows, input_rows, load_block, stack, stack_all
+from .expert_blocks import StreamedStack, blocks_of, expected_rows, input_rows, load_block, stack, stack_all
 from .launch_table import LinearLaunch, linear_launch
 from .packed_linear import constants, packed_product
 from .runtime import device_arch
@@ -91,12 +91,16 @@ def packed_experts_kernel(
 
 def prepare(weights: Sequence[CanonicalWeight], dtype: torch.dtype) -> PackedExperts:
     """The kernel's view of the experts' packed weights."""
-    parts = [packed_weight.prepare(weight, dtype) for weight in weights]
+    parts, streams = [], StreamedStack(len(weights))
+    for weight in weights:
+        part = packed_weight.prepare(weight, dtype)
+        streams.put(part.stream)
+        parts.append(replace(part, stream=part.stream.new_empty(0)))
     return PackedExperts(
         bits=parts[0].bits,
         shape=parts[0].shape,
         group_size=parts[0].group_size,
-        stream=stack([part.stream for part in parts]),
+        stream=streams.finish(),
         scales=stack([part.scales for part in parts]),
         zeros=stack_all([part.zeros for part in parts]),
         perm=stack_all([part.perm for part in parts]),

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...quant.canonical import CanonicalWeight
 from .. import reference
 from ..quantized_input import InputFormat, QuantizedInput
-from .expert_blocks import blocks_of, expected_rows, input_rows, load_block, stack, stack_all
+from .expert_blocks import StreamedStack, blocks_of, expected_rows, input_rows, load_block, stack, stack_all
 from .launch_scaled import scaled_launch
 from .launch_table import LinearLaunch
 from .quantize_rows import quantize_activation
@@ -118,13 +118,17 @@ def prepare(
     dtype: torch.dtype,
 ) -> ScaledExperts:
     """The experts' weights, each prepared by ``prepare_one`` of ``scaled_weight.py``, as one."""
-    parts = [prepare_one(weight, dtype) for weight in weights]
+    parts, codes = [], StreamedStack(len(weights))
+    for weight in weights:
+        part = prepare_one(weight, dtype)
+        codes.put(part.codes)
+        parts.append(replace(part, codes=part.codes.new_empty(0)))
     first = parts[0]
     inputs = [part.input for part in parts if part.input is not None]
     differ = any(not inputs[0].agrees(other) for other in inputs)
     return ScaledExperts(
         shape=first.shape,
-        codes=stack([part.codes for part in parts]),
+        codes=codes.finish(),
         scales=stack([part.scales for part in parts]),
         zeros=stack_all([part.zeros for part in parts]),
         sums=stack_all([part.sums for part in parts]),

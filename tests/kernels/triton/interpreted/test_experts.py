@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -165,3 +166,33 @@ def test_neighbours_in_one_tensor_are_not_copied() -> None:
     assert prepared.weight.data_ptr() == whole.data_ptr() and torch.equal(prepared.weight, whole)
     apart: Any = expert_dense.prepare([DenseWeight(part.clone()) for part in whole], torch.float32)
     assert torch.equal(apart.weight, whole)
+
+
+class OneByOne(Sequence[CanonicalWeight]):
+    """Weights made when they are asked for; ``most`` counts how many large tensors were alive at once."""
+
+    def __init__(self, scheme: Scheme, count: int) -> None:
+        self._scheme, self._count, self.most = scheme, count, 0
+        self._alive: list[weakref.ref[torch.Tensor]] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if index >= self._count:
+            raise IndexError(index)
+        weight = random_weights(self._scheme, 1, (24, 256), seed=index)[0]
+        self._alive.append(weakref.ref(weight.weight if isinstance(weight, DenseWeight) else weight.qweight))
+        self.most = max(self.most, sum(each() is not None for each in self._alive))
+        return weight
+
+
+@pytest.mark.parametrize("scheme", [Dense(), WeightOnly(4, 32)], ids=str)
+def test_experts_go_to_their_places_as_they_come(scheme: Scheme) -> None:
+    weights = OneByOne(scheme, 6)
+    prepared = (expert_dense if scheme == Dense() else expert_packed).prepare(weights, torch.float32)
+    assert weights.most <= 2
+    found = prepared.weight if scheme == Dense() else prepared.stream
+    for index in range(6):
+        weight = weights[index]
+        assert torch.equal(found[index], weight.weight if scheme == Dense() else weight.qweight)

@@ -42,6 +42,12 @@ class Constraint:
     def _is_answering(self) -> bool:
         return self._thoughts is None or self._thoughts.are_over
 
+    @property
+    def _in_gap(self) -> bool:
+        """True between thoughts and an answer that has not begun."""
+        thoughts = self._thoughts
+        return self._gap > 0 and thoughts is not None and thoughts.have_begun and thoughts.are_over
+
     def fill(self, mask: NDArray[np.int32]) -> bool:
         """Set the bits of the tokens that may come next in ``mask`` [ceil(V/32)]; False where any may (mask untouched).
 
@@ -73,7 +79,7 @@ class Constraint:
         if thoughts is not None and not thoughts.are_over:
             if thoughts.advance(token):
                 return
-        elif self._gap and token in self._vocabulary.newlines:
+        elif self._in_gap and token in self._vocabulary.newlines:
             self._gap -= 1
             return
         self._gap = 0
@@ -91,7 +97,7 @@ class Constraint:
         thoughts = self._thoughts
         if thoughts is None:
             return
-        if thoughts.are_over and self._gap:
+        if self._in_gap:
             _set_bits(mask, self._vocabulary.newlines)
         elif not thoughts.are_over and thoughts.start_token is not None:
             _set_bits(mask, (thoughts.start_token,))

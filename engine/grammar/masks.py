@@ -38,11 +38,15 @@ class TokenMasks:
             for row, place in zip(banned, self._places, strict=True):
                 logits[place].masked_fill_(row, BANNED)
             return
-        words = torch.from_numpy(self._bits).to(logits.device, non_blocking=True)
-        shifts = torch.arange(_BITS, dtype=torch.int32, device=logits.device)
-        banned = ((words[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab_size] == 0
+        banned = unpack_banned(torch.from_numpy(self._bits).to(logits.device, non_blocking=True), vocab_size)
         places = torch.tensor(self._places, device=logits.device)
         logits[places] = logits[places].masked_fill(banned, BANNED)
+
+
+def unpack_banned(words: Tensor, vocab_size: int) -> Tensor:
+    """bool [C, V] on the device of ``words`` int32 [C, ceil(V/32)]: True where a token's bit is not set."""
+    shifts = torch.arange(_BITS, dtype=torch.int32, device=words.device)
+    return ((words[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab_size] == 0
 
 
 class MaskMaker:

@@ -117,7 +117,8 @@ def test_channels(tmp_path: Path) -> None:
     specials = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>", "<|call|>")
     script: list[bytes | str] = ["A", "<|channel|>", b"analysis", "<|message|>", b"Hm", "<|end|>"]
     build_chain_model(tmp_path, [script], specials=specials, chat_template=HARMONY)
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     with running_server(tmp_path, num_threads=1) as server:
         plain = ask(server, "A").choices[0].message
         assert (plain.content, plain.reasoning_content) == ("", "Hm")

@@ -45,14 +45,17 @@ _FLOAT32_CODES = Refused(
 # Where casting codes needs other settings than the same problem with an unscaled cache.
 _CASTING: dict[tuple[str, int, int], dict[str, _Row]] = {
     ("decode", 64, 2): {
+        DEFAULT: AttentionLaunch(16, 32, 4, 2),
         "hopper": AttentionLaunch(16, 32, 4, 2),
         "blackwell": AttentionLaunch(16, 32, 4, 2),
     },
     ("prefill", 64, 2): {
+        DEFAULT: AttentionLaunch(64, 32, 4, 2),
         "blackwell": AttentionLaunch(128, 64, 8, 2),
         "rdna3": AttentionLaunch(64, 16, 8, 1),
     },
     ("prefill", 128, 2): {
+        DEFAULT: AttentionLaunch(64, 32, 8, 2),
         "ampere": AttentionLaunch(128, 32, 8, 1),
         "hopper": AttentionLaunch(128, 32, 8, 3),
         "rdna3": AttentionLaunch(32, 16, 4, 1),

@@ -140,7 +140,7 @@ ATTENTION: dict[tuple[str, int, int], dict[str, AttentionLaunch | Refused]] = {
         DEFAULT: AttentionLaunch(64, 64, 4, 2),
         "ampere": AttentionLaunch(128, 64, 8, 3),
         "hopper": AttentionLaunch(128, 64, 8, 3),
-        "blackwell": AttentionLaunch(128, 64, 4, 3),
+        "blackwell": AttentionLaunch(128, 64, 8, 3),
         "cdna2": AttentionLaunch(128, 64, 4, 1),
         "cdna3": AttentionLaunch(128, 64, 4, 1),
         "cdna4": AttentionLaunch(128, 64, 4, 1),

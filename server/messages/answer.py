@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ..chat import ChatAnswer, prepare_chat
-from ..chat_schema import ChatChunkChoice
+from ..chat_schema import ChatChunkChoice, ToolCallDelta
 from ..schema import Usage
 from ..state import ServerState
 from .conversation import chat_request
@@ -24,7 +24,8 @@ _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_
 
 async def prepare_message(state: ServerState, body: CountTokensRequest, arrival: float) -> MessageAnswer:
     """Check everything that can be checked before the engine is asked (RequestError, ContextLengthError)."""
-    chat = chat_request(body)
+    state.ready_client()
+    chat = chat_request(body, thinks=state.style.thoughts is not None)
     chat.check()
     answer = await prepare_chat(state, chat, arrival)
     return MessageAnswer(body.model, answer)
@@ -74,12 +75,12 @@ class MessageAnswer:
 
     def _choice(self, choice: ChatChunkChoice) -> list[Event]:
         events: list[Event] = []
-        delta: Any = choice.delta
-        if thinking := _given(delta, "reasoning_content"):
-            events += self._add(ThinkingBlock, "thinking", "thinking_delta", thinking)
-        if text := _given(delta, "content"):
-            events += self._add(TextBlock, "text", "text_delta", text)
-        for call in _given(delta, "tool_calls") or ():
+        delta = choice.delta
+        if delta.reasoning_content:
+            events += self._add(ThinkingBlock, "thinking", "thinking_delta", delta.reasoning_content)
+        if delta.content:
+            events += self._add(TextBlock, "text", "text_delta", delta.content)
+        for call in delta.tool_calls or ():
             events += self._call(call)
         if choice.finish_reason is not None:
             self.message.stop_reason = _STOP_REASONS.get(choice.finish_reason, "end_turn")
@@ -93,15 +94,15 @@ class MessageAnswer:
         setattr(block, field, getattr(block, field) + text)
         return [*events, self._delta(delta, field, text)]
 
-    def _call(self, call: Any) -> list[Event]:
+    def _call(self, call: ToolCallDelta) -> list[Event]:
         """One delta of a tool call: the first of an index has its id and name, the others more of its arguments."""
         events: list[Event] = []
         if call.index != self._call_index:
-            events = self._begin(ToolUseBlock(id=call.id, name=call.function.name))
+            events = self._begin(ToolUseBlock(id=str(call.id), name=str(call.function.name)))
             self._call_index = call.index
-        if arguments := _given(call.function, "arguments"):
-            self._arguments += arguments
-            events.append(self._delta("input_json_delta", "partial_json", arguments))
+        if call.function.arguments:
+            self._arguments += call.function.arguments
+            events.append(self._delta("input_json_delta", "partial_json", call.function.arguments))
         return events
 
     def _begin(self, block: Block) -> list[Event]:
@@ -129,7 +130,7 @@ class MessageAnswer:
         return events + self._close_block()
 
 
-def _event(name: str, **fields: Any) -> bytes:
+def _event(name: str, /, **fields: Any) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode({"type": name, **fields}))
 
 
@@ -148,8 +149,3 @@ def _arguments(text: str) -> Any:
         return json.loads(text or "{}")
     except ValueError:
         return {}
-
-
-def _given(struct: Any, name: str) -> Any:
-    value = getattr(struct, name, None)
-    return None if value is msgspec.UNSET else value

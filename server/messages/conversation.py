@@ -24,8 +24,11 @@ _SAME = (
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_request(body: CountTokensRequest) -> ChatRequest:
-    """The chat body that answers ``body``. A last turn of the assistant's is gone on with, as Anthropic does."""
+def chat_request(body: CountTokensRequest, *, thinks: bool) -> ChatRequest:
+    """The chat body that answers ``body``. A last turn of the assistant's is gone on with, as Anthropic does.
+
+    Clients ask any model to think; the budget is for one that ``thinks``.
+    """
     messages: list[Message] = []
     if body.system:
         messages.append(Message(role="system", content=_text(body.system, "system")))
@@ -53,17 +56,17 @@ def chat_request(body: CountTokensRequest) -> ChatRequest:
         # The usage comes with the last chunk.
         stream=True,
         stream_options=StreamOptions(include_usage=True),
+        parallel_tool_calls=False if tool_choice.get("disable_parallel_tool_use") else None,
+        thinking_token_budget=_budget(body.thinking) if thinks else None,
         **fields,
-        **_if_known(
-            parallel_tool_calls=False if tool_choice.get("disable_parallel_tool_use") else None,
-            thinking_token_budget=(body.thinking or {}).get("budget_tokens"),
-        ),
     )
 
 
-def _if_known(**fields: Any) -> dict[str, Any]:
-    known = ChatRequest.__struct_fields__
-    return {name: value for name, value in fields.items() if name in known and value is not None}
+def _budget(thinking: dict[str, Any] | None) -> int | None:
+    budget = (thinking or {}).get("budget_tokens")
+    if budget is not None and (type(budget) is not int or budget < 0):
+        raise RequestError("thinking.budget_tokens must be a whole number from 0", param="thinking.budget_tokens")
+    return budget
 
 
 def _append_blocks(messages: list[Message], role: str, blocks: list[dict[str, Any]], place: str) -> None:

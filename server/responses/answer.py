@@ -175,7 +175,7 @@ class ResponseAnswer:
         if self.response.store:
             await self.save()
 
-    def _event(self, name: str, **fields: Any) -> bytes:
+    def _event(self, name: str, /, **fields: Any) -> bytes:
         kind = f"response.{name}"
         payload = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
@@ -183,12 +183,11 @@ class ResponseAnswer:
 
 
 def _usage(usage: Usage) -> ResponseUsage:
-    details: Any = getattr(usage, "completion_tokens_details", None)
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=getattr(details, "reasoning_tokens", 0) or 0),
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
         total_tokens=usage.total_tokens,
     )
 

@@ -70,15 +70,17 @@ def chat_request(body: ResponseRequest, history: list[dict[str, Any]], items: li
         # The usage comes with the last chunk.
         stream=True,
         stream_options=StreamOptions(include_usage=True),
+        parallel_tool_calls=body.parallel_tool_calls,
+        reasoning_effort=_effort(body.reasoning),
         **fields,
-        **_if_known(
-            parallel_tool_calls=body.parallel_tool_calls, reasoning_effort=(body.reasoning or {}).get("effort")
-        ),
     )
 
 
-def _if_known(**fields: Any) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if name in ChatRequest.__struct_fields__}
+def _effort(reasoning: dict[str, Any] | None) -> str | None:
+    effort = (reasoning or {}).get("effort")
+    if effort is not None and not isinstance(effort, str):
+        raise RequestError("reasoning.effort must be a text", param="reasoning.effort")
+    return effort
 
 
 def _append(messages: list[Message], items: Iterable[dict[str, Any]], name: str) -> None:

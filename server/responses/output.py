@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..chat_schema import ChatChunkChoice
+from ..chat_schema import ChatChunkChoice, ToolCallDelta
 from .schema import FunctionCallItem, MessageItem, OutputItem, OutputText, ReasoningItem, ReasoningText
 
 Event = tuple[str, dict[str, Any]]
@@ -25,15 +25,14 @@ class OutputBuilder:
     def feed(self, choice: ChatChunkChoice) -> list[Event]:
         """Take in one chunk's choice."""
         events: list[Event] = []
-        delta: Any = choice.delta
-        reasoning = _given(delta, "reasoning_content")
-        if reasoning:
-            events += self._reasoning(reasoning)
-        content = _given(delta, "content")
+        delta = choice.delta
+        if delta.reasoning_content:
+            events += self._reasoning(delta.reasoning_content)
+        content = delta.content
         logprobs = choice.logprobs.content if choice.logprobs is not None else None
         if content or logprobs:
             events += self._text(content or "", logprobs or [])
-        for call in _given(delta, "tool_calls") or ():
+        for call in delta.tool_calls or ():
             events += self._call(call)
         self.finish_reason = choice.finish_reason or self.finish_reason
         return events
@@ -70,19 +69,18 @@ class OutputBuilder:
         self._open.content = [OutputText()]
         return [*events, ("content_part.added", {**self._part(), "part": OutputText()})]
 
-    def _call(self, call: Any) -> list[Event]:
+    def _call(self, call: ToolCallDelta) -> list[Event]:
         """One delta of a tool call: the first of an index has its id and name, the others more of its arguments."""
         events: list[Event] = []
         function = call.function
         if call.index != self._call_index:
             self._call_index = call.index
-            item = FunctionCallItem(id=_new_id("fc"), call_id=call.id, name=function.name)
+            item = FunctionCallItem(id=_new_id("fc"), call_id=str(call.id), name=str(function.name))
             events += self._begin(item)
         assert isinstance(self._open, FunctionCallItem)
-        arguments = _given(function, "arguments")
-        if arguments:
-            self._open.arguments += arguments
-            events.append(("function_call_arguments.delta", {**self._place(), "delta": arguments}))
+        if function.arguments:
+            self._open.arguments += function.arguments
+            events.append(("function_call_arguments.delta", {**self._place(), "delta": function.arguments}))
         return events
 
     def _begin(self, item: OutputItem) -> list[Event]:
@@ -122,11 +120,6 @@ class OutputBuilder:
 
     def _part(self) -> dict[str, Any]:
         return {**self._place(), "content_index": 0}
-
-
-def _given(struct: Any, name: str) -> Any:
-    value = getattr(struct, name, None)
-    return None if value is msgspec.UNSET else value
 
 
 def _new_id(prefix: str) -> str:

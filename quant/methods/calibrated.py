@@ -17,7 +17,7 @@ from ..calibration.layer_inputs import observed, run_until
 from ..calibration.spec import DEFAULT_MEMORY
 from ..calibration.stages import InputGroup, stages
 from ..canonical import dequantize
-from ..plan import LayerPlan
+from ..plan import LayerPlan, stored_dtype
 from ..scheme import Scheme
 from .kv_ranges import KVRanges
 from .layer_method import LayerWeights
@@ -139,7 +139,11 @@ class CalibratedLayers:
             result.notes += [f"{prefix}.{note}" for note in scale_layer(layer, schemes, find, run)]
         for name, parameter in layer.named_parameters():
             if name.removesuffix(".weight") not in modules and not torch.equal(parameter.data, before[name]):
-                result.changed[self._model.stored_name(f"{prefix}.{name}")] = parameter.data
+                stored = self._model.stored_name(f"{prefix}.{name}")
+                # What is quantized next, and what an interrupted run goes on with, is what will be in the file.
+                dtype = self._model.checkpoint.dtype(stored)
+                parameter.data.copy_(parameter.data.to(dtype).to(stored_dtype(dtype)))
+                result.changed[stored] = parameter.data
 
     def skip(self, plan: LayerPlan, done: LayerWeights) -> None:
         """Pass a layer that was quantized before."""

@@ -39,16 +39,19 @@ class Stop(BaseException):
     """As Ctrl-C does."""
 
 
-def test_an_interrupted_work_goes_on(tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spec", ["gptq:4:32", "awq:4:32"])
+def test_an_interrupted_work_goes_on(
+    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str
+) -> None:
     source = tiny_model("llama", num_hidden_layers=3)
-    quantize_model(str(source), "gptq:4:32", tmp_path / "whole", calibration=FEW)
+    quantize_model(str(source), spec, tmp_path / "whole", calibration=FEW)
 
     def stop(done: int, total: int) -> None:
         if done == 2:
             raise Stop
 
     with pytest.raises(Stop):
-        quantize_model(str(source), "gptq:4:32", tmp_path / "out", stop, calibration=FEW)
+        quantize_model(str(source), spec, tmp_path / "out", stop, calibration=FEW)
     assert not (tmp_path / "out").exists()
     quantized: list[int] = []
     from twofold.quant.methods.calibrated import CalibratedLayers
@@ -57,7 +60,7 @@ def test_an_interrupted_work_goes_on(tiny_model: TinyModel, tmp_path: Path, monk
     monkeypatch.setattr(
         CalibratedLayers, "quantize", lambda self, plan: (quantized.append(plan.number), original(self, plan))[1]
     )
-    report = quantize_model(str(source), "gptq:4:32", tmp_path / "out", calibration=FEW)
+    report = quantize_model(str(source), spec, tmp_path / "out", calibration=FEW)
     assert quantized == [2] and len(report.errors) == 21
     assert {path.name for path in tmp_path.iterdir()} == {"out", "whole"}
     whole, out = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "out"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -69,6 +70,7 @@ def check_truth(folder: Path, source: Path) -> list[str]:
     return listed
 
 
+@functools.cache
 def serves(folder: Path) -> torch.Tensor:
     with LLM(str(folder), device="cpu", dtype="float32") as llm:
         logits = llm.logits(list(range(3, 40)))

@@ -74,10 +74,14 @@ class ChatTemplate:
             "tools": [dict(tool) for tool in tools] if tools else None,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
-            **dict(template_kwargs or {}),
         }
+        extras = dict(template_kwargs or {})
+        if clashes := sorted(set(options) & set(extras)):
+            raise RequestError(
+                f"chat_template_kwargs has {clashes[0]!r}, which has a field of its own", param="chat_template_kwargs"
+            )
         try:
-            return self._render_calls(template, prepared, options)
+            return self._render_calls(template, prepared, options | extras)
         except jinja2.TemplateSyntaxError as error:
             raise RequestError(self._syntax_message(error), param="messages") from None
         except jinja2.TemplateError as error:

@@ -16,6 +16,7 @@ from .chat_schema import Message, check_conversation
 from .prompts import render_chat
 from .schema import Refusable
 from .state import ServerState, state_of
+from .tools.request import read_tools
 
 
 class TokenizeRequest(Refusable, kw_only=True):
@@ -84,6 +85,7 @@ async def _text(client: AsyncEngineClient, body: TokenizeRequest) -> tuple[str, 
     if body.prompt is not None:
         return body.prompt, True if body.add_special_tokens is None else body.add_special_tokens
     check_conversation(body)
+    read_tools(body.tools, None, None)
     return await render_chat(client, body), bool(body.add_special_tokens)
 
 

@@ -148,3 +148,13 @@ class TestContent:
         assert render(text, USER, final, **options) == "[user]hi there[assistant]The answer is"
         with pytest.raises(RequestError, match="exclude each other"):
             render(text, USER, final, continue_final_message=True)
+
+
+@pytest.mark.parametrize("name", ["tools", "add_generation_prompt", "continue_final_message"])
+def test_extras_do_not_replace_fields(name: str) -> None:
+    template = ChatTemplate({"default": "{{ messages[0].content }}{{ extra }}"}, "test", {})
+    messages = [{"role": "user", "content": "x"}]
+    assert template.render(messages, template_kwargs={"extra": 5}) == "x5"
+    with pytest.raises(RequestError) as caught:
+        template.render(messages, template_kwargs={name: "y"})
+    assert caught.value.param == "chat_template_kwargs"

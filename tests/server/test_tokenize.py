@@ -33,7 +33,7 @@ def test_conversation(tiny: RunningServer) -> None:
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
         ("/tokenize", {"prompt": "a" * 100_000}, "prompt"),
-        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools[0]"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
         ("/detokenize", {"tokens": [1, -1]}, "tokens[1]"),

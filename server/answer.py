@@ -15,13 +15,18 @@ from .sse import EventStream
 from .state import ServerState, state_of
 
 
-class Body(Protocol):
+class Checked(Protocol):
     """A route's request: what is common to all of them."""
 
     model: str
-    stream: bool | None
 
     def check(self) -> None: ...
+
+
+class Body(Checked, Protocol):
+    """A request whose answer can be a stream."""
+
+    stream: bool | None
 
 
 class Answer(Protocol):
@@ -34,6 +39,7 @@ class Answer(Protocol):
 
 
 B = TypeVar("B", bound=Body)
+C = TypeVar("C", bound=Checked)
 
 
 async def answer_request(
@@ -46,7 +52,7 @@ async def answer_request(
     return await send_answer(request, answer, stream=bool(body.stream))
 
 
-async def read_body(request: Request, schema: type[B]) -> B:
+async def read_body(request: Request, schema: type[C]) -> C:
     """The request's body, checked, for a model that is served and an engine that is ready."""
     state = state_of(request)
     state.ready_client()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+_OWN_NAME = re.compile(r"^((?:# (?:HELP|TYPE) )?)twofold_")
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 _NEXT_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 240.0)
@@ -128,6 +130,24 @@ def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
 
 
 async def get_metrics(request: Request) -> Response:
-    """``GET /metrics``, at any time, also while the model loads."""
+    """The metrics, at any time, also while the model loads; ``?names=vllm`` names them as vLLM does."""
     state: ServerState = request.app.state.server
-    return Response(generate_latest(state.metrics.registry), media_type=CONTENT_TYPE)
+    text = generate_latest(state.metrics.registry).decode()
+    if request.query_params.get("names") == "vllm":
+        text = with_vllm_names(text, state.served_names[0] if state.served_names else "")
+    return Response(text, media_type=CONTENT_TYPE)
+
+
+def with_vllm_names(text: str, model: str) -> str:
+    """The exposition with ``vllm:`` before our names and the label ``model_name``, by which those dashboards choose."""
+    value = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    label = f'{{model_name="{value}"'
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("twofold_"):
+            name, brace, rest = line.partition("{")
+            if not brace:
+                name, _, rest = line.partition(" ")
+            line = f"{name}{label},{rest}" if brace else f"{name}{label}}} {rest}"
+        lines.append(_OWN_NAME.sub(r"\1vllm:", line))
+    return "\n".join(lines) + "\n"

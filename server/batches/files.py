@@ -63,7 +63,7 @@ class FileStore:
         content: bytes = row[0]
         return content
 
-    async def list(self, owner: str, purpose: str | None) -> list[FileObject]:
+    async def newest(self, owner: str, purpose: str | None) -> list[FileObject]:
         """The owner's files, newest first."""
 
         def read(connection: sqlite3.Connection) -> list[Any]:

@@ -54,7 +54,7 @@ async def upload_file(request: Request) -> Response:
 
 async def list_files(request: Request) -> Response:
     """The stored files, newest first."""
-    files = await _batches(request).files.list(owner_of(request), request.query_params.get("purpose"))
+    files = await _batches(request).files.newest(owner_of(request), request.query_params.get("purpose"))
     return _page(request, files)
 
 
@@ -103,7 +103,7 @@ async def create_batch(request: Request) -> Response:
 
 async def list_batches(request: Request) -> Response:
     """The batches, newest first."""
-    return _page(request, await _batches(request).store.list(owner_of(request)))
+    return _page(request, await _batches(request).store.newest(owner_of(request)))
 
 
 async def get_batch(request: Request) -> Response:

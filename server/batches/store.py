@@ -38,7 +38,7 @@ class BatchStore:
             raise HTTPException(404, f"no batch {batch_id!r} is stored here")
         return msgspec.json.decode(row[0], type=Batch)
 
-    async def list(self, owner: str) -> list[Batch]:
+    async def newest(self, owner: str) -> list[Batch]:
         """The owner's batches, newest first."""
         query = "SELECT batch FROM batches WHERE owner = ? ORDER BY created DESC, rowid DESC"
         rows = await self._database.run(lambda connection: connection.execute(query, (owner,)).fetchall())

@@ -48,6 +48,8 @@ def _list(args: argparse.Namespace) -> int:
     for job in jobs(spec, args.match):
         total += 1 + len(job.settings)
         print(f"{job}: {1 + len(job.settings)} settings, now {job.current}")
+    if not total:
+        raise ConfigError(f"no row of the launch tables has {args.match!r} in its name; without --match all are listed")
     minutes = total * (args.milliseconds / 1000 + COMPILE_SECONDS) / 60
     print(f"{total} measurements for {spec.arch}, about {minutes:.0f} minutes with compiling")
     return 0

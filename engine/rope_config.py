@@ -25,7 +25,7 @@ def parse_ropes(
     """
     if local_theta is None:
         return parse_rope(raw, head_size, theta), None
-    options = raw.get("rope_parameters") or {}
+    options = _options(raw, "rope_parameters")
     by_type = options if set(options) <= _LAYER_TYPES else {"full_attention": options}
     scaling = by_type.get("full_attention") or raw.get("rope_scaling")
     local = by_type.get("sliding_attention") or {"rope_theta": raw.get("rope_local_base_freq")}
@@ -37,7 +37,7 @@ def parse_ropes(
 
 def parse_rope(raw: dict[str, Any], head_size: int, default_theta: float = DEFAULT_THETA) -> RopeConfig:
     """Rotary embedding from ``rope_parameters``, or from the older ``rope_theta`` and ``rope_scaling``."""
-    options = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    options = dict(_options(raw, "rope_parameters") or _options(raw, "rope_scaling"))
     if any(isinstance(value, dict) for value in options.values()):
         raise UnsupportedError("rope_parameters differ by layer type, which is not served for this architecture")
     kind = options.pop("rope_type", None) or options.pop("type", None) or "default"
@@ -54,6 +54,13 @@ def parse_rope(raw: dict[str, Any], head_size: int, default_theta: float = DEFAU
         return RopeConfig(theta=number({"rope_theta": theta}, "rope_theta"), rotary_size=rotary)
     _check_options(kind, options, raw, rotary)
     return RopeConfig(theta=number({"rope_theta": theta}, "rope_theta"), kind=kind, rotary_size=rotary, options=options)
+
+
+def _options(raw: dict[str, Any], key: str) -> dict[str, Any]:
+    options = raw.get(key) or {}
+    if not isinstance(options, dict):
+        raise ConfigError(f"{key} is {options!r}; it must be an object with rope_type and its numbers")
+    return options
 
 
 def _check_options(kind: str, options: dict[str, Any], raw: dict[str, Any], rotary: int) -> None:

@@ -14,6 +14,9 @@ from ..model_config import RopeConfig
 from .rope_frequencies import attention_factor, inverse_frequencies
 
 
+_FIRST_ROWS = 4096
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
     """What one step's tokens are rotated by: ``cos_sin`` float32 [P,R] and the row of each token, int64 [T]."""
@@ -23,7 +26,7 @@ class Rotation:
 
 
 class RotaryEmbedding:
-    """Rotates queries and keys; one table for all layers.
+    """Rotates queries and keys; one table for all layers, as long as the longest sequence so far has needed.
 
     Dynamic NTK scaling depends on the sequence's length. As in transformers, the tokens of one forward pass are rotated
     by the frequencies of the length that their sequence has after that pass, and cached keys keep the rotation that
@@ -50,14 +53,18 @@ class RotaryEmbedding:
         self._device = device
         self._apply = kernels.select("rope", PlainProblem(dtype))
         served_length = num_positions if config.kind == "longrope" else None
-        frequencies = inverse_frequencies(config, max_position_embeddings, served_length)
-        self._table = self._rotate_by(frequencies, torch.arange(num_positions))
+        self._frequencies = inverse_frequencies(config, max_position_embeddings, served_length)
+        self._table = self._rotate_by(self._frequencies, torch.arange(min(num_positions, _FIRST_ROWS)))
 
     def rotation(self, positions: Tensor, batch: AttentionBatch) -> Rotation:
         """The rotation of one step's tokens at ``positions`` [T]; made once and used by every layer."""
-        if self._config.kind != "dynamic" or batch.max_seq_len <= self._trained_length:
-            return Rotation(self._table, positions)
-        return self._dynamic_rotation(positions, batch)
+        if self._config.kind == "dynamic" and batch.max_seq_len > self._trained_length:
+            return self._dynamic_rotation(positions, batch)
+        if batch.max_seq_len > len(self._table):
+            # A model's config may promise millions of positions; most are never reached.
+            num_rows = 1 << (batch.max_seq_len - 1).bit_length()
+            self._table = self._rotate_by(self._frequencies, torch.arange(num_rows))
+        return Rotation(self._table, positions)
 
     def __call__(self, q: Tensor, k: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """q [T,H,D] and k [T,G,D], rotated, possibly in place."""

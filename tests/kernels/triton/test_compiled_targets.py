@@ -47,7 +47,7 @@ NOT_COMPILED = ("gfx900", "gfx906", "gfx1030")
 def compile_all(work: list[tuple[str, Case]]) -> dict[tuple[str, str], Outcome]:
     """The outcome of each (architecture, case), in processes of their own; a compiler's error fails the test."""
     outcomes = {}
-    for index, outcome, error in run_forked(_compile_one, work, 2, timeout=180.0):
+    for index, outcome, error in run_forked(_compile_one, work, 2, timeout=600.0):
         arch, case = work[index]
         assert error is None, f"{case.name} for {arch}: {error}"
         outcomes[arch, case.name] = outcome

@@ -63,7 +63,7 @@ check-kernels: $(DEV_STAMP)
 	cd $(VENV) && $(BIN)/python -m twofold.kernels.triton.check $(CHECK)
 
 kernel-tables: $(DEV_STAMP)
-	cd $(VENV) && $(BIN)/python -m twofold.kernels.triton.check --markdown "$(CURDIR)/docs/kernels.md"
+	cd $(VENV) && $(BIN)/python -m twofold.kernels.triton.check --markdown "$(CURDIR)/docs/kernels.md" $(CHECK)
 
 format: $(DEV_STAMP)
 	$(BIN)/ruff format .

@@ -68,7 +68,9 @@ class Format(ABC):
 
         A dense weight keeps its stored dtype unless it had to be computed, and ``qweight`` may have any strides.
         """
-        return self._load(source, stored_module(source, module), dtype)
+        weight = self._load(source, stored_module(source, module), dtype)
+        _check_scales(weight, module)
+        return weight
 
     def plain_tensor(self, source: TensorSource, module: str) -> str | None:
         """The tensor that is all there is of a module, so that ``from_rows`` can make the weight piece by piece."""
@@ -120,6 +122,21 @@ class Format(ABC):
                 )
             rows.append((module, *self.stored_scheme(source, module)))
         return rows
+
+
+def _check_scales(weight: CanonicalWeight, module: str) -> None:
+    """CheckpointError for scales that no quantizer means: every number that they touch would be wrong."""
+    if isinstance(weight, DenseWeight):
+        return
+    scales = weight.scales
+    if scales.is_floating_point() and not bool(scales.float().isfinite().all()):
+        raise CheckpointError(f"{module}: a weight scale is NaN or infinite; the checkpoint is damaged, make it again")
+    for name in ("input_scale", "divisor"):
+        value = getattr(weight, name, None)
+        if value is not None and not bool((value.isfinite() & (value > 0)).all()):
+            found = value[~(value.isfinite() & (value > 0))].flatten()[0].item()
+            kind = "global scale" if name == "divisor" else "input scale"
+            raise CheckpointError(f"{module}: the {kind} is {found:g}; it must be above 0: the checkpoint is damaged")
 
 
 def is_packed(source: TensorSource, module: str, declared: Scheme) -> bool:

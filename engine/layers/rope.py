@@ -13,7 +13,6 @@ from ...kernels.problems import PlainProblem
 from ..model_config import RopeConfig
 from .rope_frequencies import attention_factor, inverse_frequencies
 
-
 _FIRST_ROWS = 4096
 
 

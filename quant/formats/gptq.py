@@ -10,6 +10,7 @@ Per linear ``P`` of N output and K input features, b bits, G groups:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -129,6 +130,8 @@ class _PackedReader:
     def _read_zeros(self) -> Tensor | None:
         """Zeros as uint8 [N, G]; None when all are the symmetric one, whatever the config calls the checkpoint."""
         words = self.source.get(f"{self.module}.qzeros")
+        if self.config.zeros_minus_one and _is_damaged(words, self.bits, self.rows):
+            _warn_of_damage(self.source.location(f"{self.module}.qzeros"))
         zeros = decode_zeros(words, self.bits, self.rows, zeros_minus_one=self.config.zeros_minus_one).T
         return None if bool((zeros == 2 ** (self.bits - 1)).all()) else zeros
 
@@ -158,6 +161,25 @@ class _PackedReader:
                 f"fit {self.columns} input features at group_size {self.config.group_size}, and there is no g_idx"
             )
         return size
+
+
+def _is_damaged(words: Tensor, bits: int, count: int) -> bool:
+    """Whether auto-gptq wrote a zero of 0 as -1 over all higher fields of its word: what they were is lost."""
+    if bits == 3:
+        return False
+    per_word = 32 // bits
+    ones = unpack(words, bits, count).unflatten(1, (-1, per_word)) == 2**bits - 1
+    # In files of other writers the field above such a one differs from it as a rule.
+    return bool(ones[..., :-1].any()) and bool((ones[..., 1:] | ~ones[..., :-1]).all())
+
+
+@functools.cache
+def _warn_of_damage(file: str) -> None:
+    log.warning(
+        "%s is damaged: auto-gptq wrote zero points of 0 over their neighbours, which nothing can restore; expect "
+        "wrong answers, and quantize the model again (symmetric, or with another tool)",
+        file,
+    )
 
 
 def decode_zeros(words: Tensor, bits: int, count: int, *, zeros_minus_one: bool) -> Tensor:

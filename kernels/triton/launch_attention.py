@@ -50,7 +50,7 @@ _CASTING: dict[tuple[str, int, int], dict[str, _Row]] = {
         "blackwell": AttentionLaunch(16, 32, 4, 2),
     },
     ("prefill", 64, 2): {
-        DEFAULT: AttentionLaunch(64, 32, 4, 2),
+        DEFAULT: AttentionLaunch(64, 32, 8, 2),
         "blackwell": AttentionLaunch(128, 64, 8, 2),
         "rdna3": AttentionLaunch(64, 16, 8, 1),
     },

@@ -240,8 +240,8 @@ def constants(columns: int, wanted: InputFormat, source: str, arch: str) -> tupl
     group = max(how.group_size, 0)
     grain = "group" if group else ("token" if how.group_size == -1 else "tensor") if how.dynamic else "static"
     launch = row_launch(arch, columns)
-    # A row that takes several passes anyway: half a tile, which leaves registers for what they add up.
-    longest = MAX_TILE // 2 if columns > MAX_TILE else MAX_TILE
+    # A row that takes several passes anyway: half a tile, which leaves registers for scales and for norms' sums.
+    longest = MAX_TILE // 2 if columns > MAX_TILE and (group or source.endswith("norm")) else MAX_TILE
     block_k = max(min(triton.next_power_of_2(columns), longest), group)
     values = {
         "K": columns,

@@ -74,7 +74,10 @@ def run_core(config: EngineConfig, core_factory: str, directory: str) -> None:
     requests.close(linger=0)
     outputs.close(linger=2000)
     context.term()
-    sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Nothing is left to save; taking torch and the model apart object by object would only keep the parent waiting.
+    os._exit(code)
 
 
 def _load_factory(core_factory: str) -> Callable[[EngineConfig], Core]:

@@ -93,8 +93,11 @@ def test_checkpoints_of_other_tools(name: str) -> None:
 def test_smollm2() -> None:
     check_against_loading(smollm2_files())
     plan = plan_of(smollm2_files(), 8 << 30, "gfx942")
-    # 134,515,008 parameters; 2 x 30 layers x 3 heads x 64 features x 2 bytes; in 8 bits 64 + 4 bytes a head.
-    assert row_of(plan).weight_bytes == 134_515_008 * 2 and row_of(plan).kv_bytes_per_token == 23040
+    # The file's own blocks: 32 weights of 4 bits with a scale and an offset, of 8 bits with a scale; norms in bfloat16.
+    linear, embedding, norms = 106_168_320, 49_152 * 576, 61 * 576
+    assert row_of(plan).weight_bytes == linear * (16 + 4) // 32 + embedding * (32 + 2) // 32 + norms * 2
+    # 2 x 30 layers x 3 heads x 64 features x 2 bytes; in 8 bits 64 + 4 bytes a head.
+    assert row_of(plan).kv_bytes_per_token == 23040
     assert plan.dtype == row_of(plan).kv_dtype == "bfloat16" and plan.max_model_len == 8192
     for kind, dtype in (("int8", "int8"), ("fp8", "float8_e4m3fnuz")):
         row = row_of(plan, kv_cache_dtype=kind)

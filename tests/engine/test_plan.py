@@ -102,7 +102,8 @@ def test_smollm2() -> None:
     for kind, dtype in (("int8", "int8"), ("fp8", "float8_e4m3fnuz")):
         row = row_of(plan, kv_cache_dtype=kind)
         assert row.kv_bytes_per_token == 2 * 30 * 3 * 68 and row.kv_dtype == dtype
-        assert row.kv_tokens // 16 == row_of(plan).kv_tokens // 16 * 23040 // 12240
+        # As many bytes in blocks of 16 tokens, the last one of either kind cut off.
+        assert abs(row.kv_tokens * 12240 - row_of(plan).kv_tokens * 23040) < 16 * 23040
 
 
 class _Fixed:

@@ -109,7 +109,7 @@ def fuzz(server: RunningServer, examples: int) -> None:
         statuses[check(server, *request)] += 1
 
     run()
-    assert statuses[200] > examples / 20 and statuses[400] > examples / 20, statuses
+    assert statuses[200] and statuses[400], statuses
     server.wait_idle()
     answer = server.complete("a", max_tokens=1)
     assert answer["choices"]

@@ -151,11 +151,11 @@ def test_b100_the_largest_tiles_of_products_fit_the_work_group() -> None:
 
 
 @pytest.mark.slow
-def test_b100_every_product_fits_the_work_group() -> None:
-    for arch in LDS_TARGETS:
-        kinds = {case.op for case in products(arch)}
-        assert kinds == set(PRODUCTS), f"{arch} lacks {set(PRODUCTS) - kinds}"
-        assert_fits(compile_all([(arch, case) for case in products(arch)]))
+@pytest.mark.parametrize("arch", LDS_TARGETS)
+def test_b100_every_product_fits_the_work_group(arch: str) -> None:
+    kinds = {case.op for case in products(arch)}
+    assert kinds == set(PRODUCTS), f"{arch} lacks {set(PRODUCTS) - kinds}"
+    assert_fits(compile_all([(arch, case) for case in products(arch)]))
 
 
 HEAD_SIZES = (64, 80, 96, 128, 192, 256, 512)

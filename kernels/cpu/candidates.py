@@ -21,55 +21,22 @@ _BITS = (2, 4, 8)
 
 def register_cpu_ops(registry: Registry) -> None:
     """Register the compiled kernels."""
-    plain: dict[str, Callable[..., Any]] = {
-        "rms_norm": elementwise.rms_norm,
-        "add_rms_norm": elementwise.add_rms_norm,
-        "rope": elementwise.rope,
-        "silu_and_mul": elementwise.silu_and_mul,
+    ops: dict[str, tuple[Callable[[DeviceSpec, Any], str | None], Callable[..., Any]]] = {
+        "rms_norm": (_plain, elementwise.rms_norm),
+        "add_rms_norm": (_plain, elementwise.add_rms_norm),
+        "rope": (_plain, elementwise.rope),
+        "silu_and_mul": (_plain, elementwise.silu_and_mul),
+        "argmax": (_sampling, sampling.argmax),
+        "draw_tokens": (_sampling, sampling.draw_tokens),
+        "edit_logits": (_sampling, sampling.edit_logits),
+        "write_kv": (_kv_write, attention.write_kv),
+        "paged_attention": (_attention, attention.paged_attention),
+        "rope_write_attend": (_attention, fused.rope_write_attend),
     }
-    for op, run in plain.items():
+    for op, (can_run, run) in ops.items():
         registry.register(
-            Candidate(op=op, name="c_float32", quality=Quality.NATIVE, can_run=_plain, run=run, own_threads=True)
+            Candidate(op=op, name="c_float32", quality=Quality.NATIVE, can_run=can_run, run=run, own_threads=True)
         )
-    draws: dict[str, Callable[..., Any]] = {
-        "argmax": sampling.argmax,
-        "draw_tokens": sampling.draw_tokens,
-        "edit_logits": sampling.edit_logits,
-    }
-    for op, run in draws.items():
-        registry.register(
-            Candidate(op=op, name="c_float32", quality=Quality.NATIVE, can_run=_sampling, run=run, own_threads=True)
-        )
-    registry.register(
-        Candidate(
-            op="write_kv",
-            name="c_float32",
-            quality=Quality.NATIVE,
-            can_run=_kv_write,
-            run=attention.write_kv,
-            own_threads=True,
-        )
-    )
-    registry.register(
-        Candidate(
-            op="paged_attention",
-            name="c_float32",
-            quality=Quality.NATIVE,
-            can_run=_attention,
-            run=attention.paged_attention,
-            own_threads=True,
-        )
-    )
-    registry.register(
-        Candidate(
-            op="rope_write_attend",
-            name="c_float32",
-            quality=Quality.NATIVE,
-            can_run=_attention,
-            run=fused.rope_write_attend,
-            own_threads=True,
-        )
-    )
     registry.register(
         Candidate(
             op="linear",

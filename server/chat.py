@@ -35,6 +35,7 @@ from .generation import Generation
 from .logprobs import TokenTexts, chat_entries, prompt_logprobs
 from .prompts import render_chat
 from .sampling import sampling_fields
+from .schema import Usage
 from .sse import event
 from .state import ServerState
 
@@ -130,7 +131,7 @@ class ChatAnswer:
                 )
                 for index, choice in enumerate(choices)
             ],
-            usage=self._generation.usage(),
+            usage=self._final_usage(choices),
             prompt_logprobs=shown,
         )
 
@@ -153,8 +154,13 @@ class ChatAnswer:
                     yield self._chunk(choice)
         if self._body.include_usage:
             yield ChatChunk(
-                id=self.id, created=self._created, model=self._body.model, choices=[], usage=self._generation.usage()
+                id=self.id, created=self._created, model=self._body.model, choices=[], usage=self._final_usage(states)
             )
+
+    def _final_usage(self, states: list[ChatChoiceState]) -> Usage:
+        count = self._reading.num_thought_tokens
+        num_thoughts = sum(count(state.token_ids, self._tokens.raw) for state in states)
+        return self._generation.usage(reasoning_tokens=num_thoughts)
 
     def _states(self) -> list[ChatChoiceState]:
         show_thoughts = self._body.include_reasoning is not False

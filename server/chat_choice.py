@@ -23,6 +23,7 @@ class ChatChoiceState:
         self._thoughts: list[str] = []
         self._calls: list[ToolCall] = []
         self.entries: list[TokenEntry] = []
+        self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
 
@@ -34,6 +35,7 @@ class ChatChoiceState:
         if reader is None:
             self._content.append(delta.text)
             return [Delta(content=delta.text)] if delta.text else []
+        self.token_ids += delta.token_ids
         events = reader.push(delta.text)
         if delta.finish_reason is not None:
             events += reader.finish()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ..engine.structured_output import ReasoningSpan, StructuredOutput
@@ -11,6 +11,7 @@ from ..errors import RequestError
 from .answer_reader import AnswerReader
 from .chat_schema import ChatRequest
 from .reasoning import THINK, THINK_END, ThinkParser, prompt_state
+from .thought_tokens import num_thought_tokens
 from .tools import harmony
 from .tools.grammar import tool_grammar
 from .tools.request import read_tools
@@ -73,6 +74,11 @@ class ChatReading:
         thoughts = ThinkParser(opened=self._opened, closed=self._closed) if self._style.thoughts else None
         calls = self._style.tools.parser(self.use.tools) if self.use.tools else None
         return AnswerReader(thoughts, calls, parallel=parallel)
+
+    def num_thought_tokens(self, token_ids: Sequence[int], token_bytes: Callable[[int], bytes]) -> int:
+        """How many of one choice's tokens are thoughts."""
+        style = self._style.thoughts
+        return num_thought_tokens(token_ids, token_bytes, style, opened=self._opened, closed=self._closed)
 
     def _span(self, has_form: bool) -> ReasoningSpan:
         if self._style.thoughts == "gpt_oss":

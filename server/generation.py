@@ -42,12 +42,13 @@ class Generation:
     def requests(self) -> Sequence[EngineRequest]:
         return self._requests
 
-    def usage(self, *, with_output: bool = True) -> Usage:
+    def usage(self, *, with_output: bool = True, reasoning_tokens: int = 0) -> Usage:
         """Tokens so far: each prompt counts once, whatever ``n`` is."""
         return make_usage(
             sum(len(request.prompt_token_ids) for request in self._requests),
             sum(self._completion_tokens) if with_output else 0,
             sum(self._cached_tokens),
+            reasoning_tokens,
         )
 
     async def deltas(self) -> AsyncGenerator[tuple[int, SampleDelta], None]:

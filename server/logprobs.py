@@ -28,6 +28,10 @@ class TokenTexts:
         self._tokenizer = tokenizer
         self._known: dict[int, tuple[str, list[int]]] = {}
 
+    def raw(self, token: int) -> bytes:
+        """The bytes of a token; those of special tokens spell their names."""
+        return self._tokenizer.token_bytes(token)
+
     def get(self, token: int) -> tuple[str, list[int]]:
         """Text and UTF-8 bytes of a token; what is not whole characters reads ``bytes:\\xe4``, as OpenAI writes it."""
         known = self._known.get(token)

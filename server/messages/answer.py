@@ -15,7 +15,16 @@ from ..chat_schema import ChatChunkChoice, ToolCallDelta
 from ..schema import Usage
 from ..state import ServerState
 from .conversation import chat_request
-from .schema import AnthropicMessage, Block, CountTokensRequest, MessageUsage, TextBlock, ThinkingBlock, ToolUseBlock
+from .schema import (
+    AnthropicMessage,
+    Block,
+    CountTokensRequest,
+    MessageUsage,
+    OutputTokensDetails,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
 
 Event = tuple[str, dict[str, Any]]
 
@@ -140,6 +149,7 @@ def _usage(usage: Usage) -> MessageUsage:
         input_tokens=usage.prompt_tokens - cached,
         cache_read_input_tokens=cached,
         output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(thinking_tokens=usage.completion_tokens_details.reasoning_tokens),
     )
 
 

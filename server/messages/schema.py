@@ -88,6 +88,10 @@ class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
+class OutputTokensDetails(msgspec.Struct, kw_only=True):
+    thinking_tokens: int = 0
+
+
 class MessageUsage(msgspec.Struct, kw_only=True):
     """``input_tokens`` leaves out those that came from the prefix cache, which have a field of their own."""
 
@@ -95,6 +99,7 @@ class MessageUsage(msgspec.Struct, kw_only=True):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int = 0
+    output_tokens_details: OutputTokensDetails = msgspec.field(default_factory=OutputTokensDetails)
 
 
 class AnthropicMessage(msgspec.Struct, kw_only=True):

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import pytest
 from chain_model import build_chain_model
 from http_server import RunningServer, running_server
+from twofold.server.thought_tokens import num_thought_tokens
 
 THINKING = "{% for m in messages %}{{ m.content }}{% endfor %}{# <think> </think> #}"
 OPENED = (
@@ -58,6 +60,62 @@ def test_split(thinker: RunningServer) -> None:
     assert (thoughts, content) == ("xy", "because")
     plain = ask(thinker, "D").choices[0].message
     assert plain.content == "ok" and not hasattr(plain, "reasoning_content")
+
+
+def test_usage_counts_thoughts(thinker: RunningServer) -> None:
+    """C's thoughts are the tokens ``<think>x`` and ``y``; the end mark, the answer and the end of text are none."""
+    for answer in (ask(thinker, "C"), ask(thinker, "C", extra_body={"include_reasoning": False})):
+        assert answer.usage.completion_tokens_details.reasoning_tokens == 2 < answer.usage.completion_tokens
+    assert ask(thinker, "C", n=3).usage.completion_tokens_details.reasoning_tokens == 6
+    assert ask(thinker, "C", max_tokens=1).usage.completion_tokens_details.reasoning_tokens == 1
+    assert ask(thinker, "D").usage.completion_tokens_details.reasoning_tokens == 0
+    *_, last = ask(thinker, "C", stream=True, stream_options={"include_usage": True})
+    assert last.usage.completion_tokens_details.reasoning_tokens == 2
+    response = thinker.openai.responses.create(model=thinker.model, input="C")
+    assert response.usage.output_tokens_details.reasoning_tokens == 2
+    with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0) as client:
+        turn = {"role": "user", "content": "C"}
+        message = client.messages.create(model=thinker.model, max_tokens=60, messages=[turn])
+        assert message.usage.output_tokens_details.thinking_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("pieces", "style", "options", "expected"),
+    [
+        (["<th", "ink>", "a", "b</thi", "nk>c"], "think", {}, 2),
+        (["a", "b", "</think>", "c"], "think", {"opened": True}, 2),
+        (["a", "b"], "think", {"opened": True}, 2),
+        (["a", "b"], "think", {"closed": True}, 0),
+        (["a <think>b</think>"], "think", {}, 0),
+        (["\n", "<think>", "\n", "x", "</think>"], "think", {}, 2),
+        (["<think>x</think>"], None, {}, 0),
+        (
+            [
+                "<|channel|>",
+                "analysis",
+                "<|message|>",
+                "a",
+                "b",
+                "<|end|>",
+                "<|start|>assistant<|channel|>",
+                "analysis",
+                "<|message|>",
+                "c",
+                "<|end|>",
+                "<|start|>assistant<|channel|>final<|message|>",
+                "d",
+            ],
+            "gpt_oss",
+            {},
+            3,
+        ),
+        (["<|channel|>", "analysis", "<|message|>", "a", "b"], "gpt_oss", {}, 2),
+        (["<|channel|>analysis to=functions.f<|message|>", "{}"], "gpt_oss", {}, 0),
+    ],
+)
+def test_tokens_of_thoughts(pieces: list[str], style: str | None, options: dict[str, bool], expected: int) -> None:
+    ids = range(len(pieces))
+    assert num_thought_tokens(ids, lambda token: pieces[token].encode(), style, **options) == expected
 
 
 def test_cut_thoughts(thinker: RunningServer) -> None:

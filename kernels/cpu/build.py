@@ -21,6 +21,7 @@ from ... import env, storage
 from ...errors import ConfigError, TwofoldError
 from ...log import get_logger
 from ...platforms.cpu_info import cpu_info
+from .signatures import tape_calls_source
 
 logger = get_logger(__name__)
 
@@ -89,6 +90,7 @@ def _key(compiler: list[str], flags: tuple[str, ...]) -> str:
         digest.update(part + b"\0")
     for path in (*sources(), *sorted(_SOURCES.glob("*.h"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    digest.update(tape_calls_source().encode())
     return digest.hexdigest()[:24]
 
 
@@ -111,9 +113,11 @@ def _compile(compiler: list[str], flags: tuple[str, ...], target: Path) -> None:
 def _compile_objects(compiler: list[str], flags: tuple[str, ...], folder: Path) -> list[Path]:
     """All sources at once, one compiler process each."""
     jobs: list[tuple[Path, list[str], subprocess.Popen[str]]] = []
-    for source in sources():
+    generated = folder / "tape_calls.c"
+    generated.write_text(tape_calls_source())
+    for source in (*sources(), generated):
         output = folder / f"{source.stem}.o"
-        command = [*compiler, *flags, "-c", str(source), "-o", str(output)]
+        command = [*compiler, *flags, "-I", str(_SOURCES), "-c", str(source), "-o", str(output)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         jobs.append((output, command, process))
     failures = []

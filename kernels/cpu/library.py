@@ -11,33 +11,9 @@ from typing import Any
 from ...log import get_logger
 from ...platforms import cpu_threads
 from .build import BuildError, library_path
+from .signatures import RETURNING, SIGNATURES
 
 logger = get_logger(__name__)
-
-_P, _N, _I, _F = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_float
-_U = ctypes.c_uint32
-
-_SIGNATURES: dict[str, list[type]] = {
-    "twofold_set_threads_cell": [_P],
-    "twofold_advise_large_pages": [_P, _N],
-    "twofold_panel_width": [],
-    "twofold_pack_rows": [_P, _I, _N, _N, _N, _N, _U, _P, _P, _P, _N, _P],
-    "twofold_pack_bytes": [_P, _N, _N, _N, _N, _N, _P],
-    "twofold_linear_dense": [_P, _N, _N, _N, _N, _P, _P, _P, _N],
-    "twofold_linear_low_bit": [_P, _N, _N, _N, _N, _P, _P, _P, _P, _N, _N, _N, _I, _P, _P, _N],
-    "twofold_expert_linear": [_P, _P, _P, _P, _P, _P, _P, _P],
-    "twofold_paged_attention": [_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _F, _F],
-    "twofold_draw_tokens": [_P, _N, _N, _N, _P, _P, _P, _P, _P, _P],
-    "twofold_edit_logits": [_P, _N, _N, _P, _P, _P, _P, _P, _P, _P],
-    "twofold_rms_norm": [_P, _N, _N, _N, _N, _N, _P, _P, _F, _F, _P, _P],
-    "twofold_rope": [_P, _P, _N, _N, _N, _N, _N, _N, _N, _P, _N, _P, _I],
-    "twofold_silu_and_mul": [_P, _N, _N, _N, _P],
-    "twofold_rope_write_attend": [_P, _N, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _P, _F, _F],
-    "twofold_write_kv": [_P, _P, _P, _P, _P, _P, _P, _P, _P],
-}
-
-_RETURNING = ("twofold_panel_width", "twofold_expert_linear")
-
 
 @functools.cache
 def load() -> ctypes.CDLL | str:
@@ -77,9 +53,9 @@ def unavailable() -> str | None:
 def open_library(path: Path) -> ctypes.CDLL:
     """Load a compiled library and tell it how many threads to use."""
     opened = ctypes.CDLL(str(path))
-    for name, arguments in _SIGNATURES.items():
+    for name, arguments in SIGNATURES.items():
         function = getattr(opened, name)
         function.argtypes = arguments
-        function.restype = _I if name in _RETURNING else None
+        function.restype = ctypes.c_int if name in RETURNING else None
     opened.twofold_set_threads_cell(cpu_threads.cell_address())
     return opened

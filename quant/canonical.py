@@ -17,6 +17,7 @@ from .eight_bit import EightBitWeight, int8_as_packed_fields, same_input, stack_
 from .micro_scaled import MicroScaledWeight, stack_micro_scaled
 from .packing import num_words, pack, unpack
 from .scheme import Dense, Int8, LowBit, Offset, Scheme, WeightOnly
+from .stacking import stack_rows
 
 __all__ = [
     "CanonicalWeight",
@@ -148,7 +149,7 @@ def _stack_dense(parts: list[DenseWeight]) -> DenseWeight | None:
     first = parts[0].weight
     if any(part.shape[1] != first.shape[1] for part in parts):
         return None
-    return DenseWeight(torch.cat([part.weight.to(first.dtype) for part in parts]))
+    return DenseWeight(stack_rows([part.weight.to(first.dtype) for part in parts]))
 
 
 def _stack_packed(parts: list[PackedWeight]) -> PackedWeight | None:
@@ -158,9 +159,9 @@ def _stack_packed(parts: list[PackedWeight]) -> PackedWeight | None:
     return replace(
         parts[0],
         shape=(sum(part.shape[0] for part in parts), parts[0].shape[1]),
-        qweight=torch.cat([part.qweight for part in parts]),
-        scales=torch.cat([part.scales for part in parts]),
-        zeros=torch.cat(zeros) if zeros else None,
+        qweight=stack_rows([part.qweight for part in parts]),
+        scales=stack_rows([part.scales for part in parts]),
+        zeros=stack_rows(zeros) if zeros else None,
     )
 
 

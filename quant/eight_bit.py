@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .packing import pack
 from .scheme import Fp8, Int8, WeightOnly
+from .stacking import stack_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +76,7 @@ def stack_eight_bit(parts: list[EightBitWeight]) -> EightBitWeight | None:
     return replace(
         first,
         scheme=replace(first.scheme, block=(rows, first.scheme.block[1])),
-        codes=torch.cat([part.codes.view(torch.uint8) for part in parts]).view(first.codes.dtype),
+        codes=stack_rows([part.codes.view(torch.uint8) for part in parts]).view(first.codes.dtype),
         scales=scales[0] if rows == -1 else torch.cat(scales),
         zeros=None if not zeros else (zeros[0] if rows == -1 else torch.cat(zeros)),
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 from .eight_bit import same_input, spread
 from .fp4 import decode_e8m0, decode_fp4
 from .scheme import Element, MicroScaled
+from .stacking import stack_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,4 +75,4 @@ def _alike(a: MicroScaledWeight, b: MicroScaledWeight) -> bool:
 
 
 def _cat_bytes(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.view(torch.uint8) for tensor in tensors]).view(tensors[0].dtype)
+    return stack_rows([tensor.view(torch.uint8) for tensor in tensors]).view(tensors[0].dtype)

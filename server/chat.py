@@ -185,6 +185,8 @@ class ChatAnswer:
         return choices
 
     def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
+        if self._body.continuous_usage:
+            self._usage = self._generation.usage()
         return ChatChunk(id=self.id, created=self._created, model=self._body.model, choices=[choice], usage=self._usage)
 
     def _entries(self, delta: SampleDelta) -> list[TokenEntry]:

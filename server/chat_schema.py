@@ -23,6 +23,11 @@ class Message(msgspec.Struct, kw_only=True):
     reasoning_content: str | None = None
     # Another name for the same, which newer clients send back.
     reasoning: str | None = None
+    # An answer that OpenAI's models refused to give reads like any other here.
+    refusal: str | None = None
+    # Refused; they would be lost otherwise.
+    function_call: Any = None
+    audio: Any = None
 
 
 class Conversation(Protocol):
@@ -39,6 +44,11 @@ def check_conversation(body: Conversation) -> None:
     """RequestError for no messages, or for two wishes that exclude each other."""
     if not body.messages:
         raise RequestError("messages is empty; give at least one message", param="messages")
+    for index, message in enumerate(body.messages):
+        for name, remedy in (("function_call", "give tool_calls"), ("audio", "only text is served")):
+            if getattr(message, name) is not None:
+                place = f"messages[{index}].{name}"
+                raise RequestError(f"{place} is not served; {remedy}", param=place)
     if body.continue_final_message and body.add_generation_prompt:
         raise RequestError(
             "continue_final_message goes on with the last message and add_generation_prompt opens a new one; "
@@ -70,6 +80,12 @@ class ChatRequest(GenerationBody, kw_only=True):
         """RequestError for fields that are refused, exclude each other, or lie outside their limits."""
         self.check_common()
         check_conversation(self)
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise RequestError(
+                f"best_of is {self.best_of} and n is {self.n or 1}; candidates are ranked by /v1/completions only, "
+                "so best_of must equal n",
+                param="best_of",
+            )
         if self.top_logprobs is not None:
             if not 0 <= self.top_logprobs <= MAX_LOGPROBS:
                 raise RequestError(

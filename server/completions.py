@@ -24,7 +24,7 @@ from .completion_schema import (
     CompletionRequest,
 )
 from .generation import Generation
-from .logprobs import TokenTexts, completion_logprobs, prompt_logprobs
+from .logprobs import TokenTexts, completion_logprobs, finite, prompt_logprobs
 from .prompt_text import EchoedPrompt, echoed_prompt
 from .sampling import sampling_fields
 from .sse import event
@@ -47,6 +47,9 @@ async def _prepare(state: ServerState, body: CompletionRequest, arrival: float) 
     wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     fields["max_tokens"] = max(1, wanted) if body.echo else wanted
     fields["logprobs"] = body.logprobs
+    if body.num_samples > (body.n or 1):
+        # The candidates are ranked by the log-probabilities of their tokens.
+        fields |= {"n": body.num_samples, "logprobs": body.logprobs or 0}
     if body.echo and body.logprobs is not None:
         fields["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     params = state.make_params(fields)
@@ -83,6 +86,13 @@ class _Collected:
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    total_logprob: float = 0.0
+    num_tokens: int = 0
+
+    @property
+    def mean_logprob(self) -> float:
+        """Log-probability per token, by which candidates are ranked."""
+        return self.total_logprob / max(self.num_tokens, 1)
 
 
 class CompletionAnswer:
@@ -119,6 +129,9 @@ class CompletionAnswer:
                 choice.texts.append(part.text)
                 choice.logprobs = _joined(choice.logprobs, part.logprobs)
                 choice.finish_reason, choice.stop_reason = part.finish_reason, part.stop_reason
+                choice.total_logprob += sum(finite(item.logprob) for item in delta.logprobs or ())
+                choice.num_tokens += len(delta.logprobs or ())
+        choices = self._best(choices)
         usage = self._generation.usage(with_output=self._with_output)
         return self._completion(
             [
@@ -128,12 +141,23 @@ class CompletionAnswer:
                     logprobs=choice.logprobs,
                     finish_reason=choice.finish_reason,
                     stop_reason=choice.stop_reason,
-                    prompt_logprobs=self._shown_prompt_logprobs(index),
+                    prompt_logprobs=self._shown_prompt_logprobs(index // (self._body.n or 1)),
                 )
                 for index, choice in enumerate(choices)
             ],
             usage=usage,
         )
+
+    def _best(self, choices: list[_Collected]) -> list[_Collected]:
+        """The ``n`` best of each prompt's candidates, best first; all of them in their order where none is left out."""
+        num_shown = self._body.n or 1
+        if num_shown == self._num_samples:
+            return choices
+        best = []
+        for start in range(0, len(choices), self._num_samples):
+            ranked = sorted(choices[start : start + self._num_samples], key=lambda item: -item.mean_logprob)
+            best += ranked[:num_shown]
+        return best
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """One event per delta that shows something, then the usage where asked for."""
@@ -142,6 +166,8 @@ class CompletionAnswer:
             async for index, delta in deltas:
                 choice = self._choice(index, delta)
                 if choice.text or choice.logprobs or choice.finish_reason:
+                    if self._body.continuous_usage:
+                        usage = self._generation.usage(with_output=self._with_output)
                     yield event(msgspec.json.encode(self._completion([choice], usage=usage)))
         if self._body.include_usage:
             usage = self._generation.usage(with_output=self._with_output)
@@ -176,12 +202,12 @@ class CompletionAnswer:
         )
 
     def _new_logprobs(self, prompt: int, delta: SampleDelta) -> CompletionLogprobs | None:
-        if delta.logprobs is None:
+        if delta.logprobs is None or self._body.logprobs is None:
             return None
         start = len(self._echoes[prompt].text) if self._echoes else 0
         offsets = [start + offset for offset in delta.text_offsets or []]
         texts = [self._tokens.get(item.token_id)[0] for item in delta.logprobs]
-        return completion_logprobs(self._tokens, delta.logprobs, texts, offsets, self._body.logprobs or 0)
+        return completion_logprobs(self._tokens, delta.logprobs, texts, offsets, self._body.logprobs)
 
     def _echoed_logprobs(self, prompt: int) -> CompletionLogprobs | None:
         logprobs = self._prompt_logprobs.get(prompt)
@@ -190,10 +216,10 @@ class CompletionAnswer:
         echo = self._echoes[prompt]
         return completion_logprobs(self._tokens, logprobs, echo.tokens, echo.offsets, self._body.logprobs)
 
-    def _shown_prompt_logprobs(self, index: int) -> Any:
+    def _shown_prompt_logprobs(self, prompt: int) -> Any:
         if self._body.prompt_logprobs is None:
             return msgspec.UNSET
-        logprobs = self._prompt_logprobs.get(index // self._num_samples)
+        logprobs = self._prompt_logprobs.get(prompt)
         return None if logprobs is None else prompt_logprobs(self._tokens, logprobs, self._body.prompt_logprobs)
 
 

@@ -47,6 +47,9 @@ async def render_chat(client: AsyncEngineClient, conversation: Conversation, *, 
 def template_message(message: Message) -> dict[str, Any]:
     """A message as a plain dict of the fields that it has; the role ``developer`` becomes ``system``."""
     fields = {name: value for name in message.__struct_fields__ if (value := getattr(message, name)) is not None}
+    refusal = fields.pop("refusal", None)
+    if refusal is not None:
+        fields.setdefault("content", refusal)
     thoughts = fields.pop("reasoning", None)
     if thoughts is not None:
         fields.setdefault("reasoning_content", thoughts)

@@ -1,8 +1,8 @@
 """What the generating routes share: the body's sampling fields, and answers' usage.
 
-Types are strict: ``"5"`` is not a number. Fields that nobody here knows are ignored, because clients of OpenAI's own
-service send many that mean nothing to a model (``store``, ``metadata``, ``user``, ...). Fields that we know and cannot
-honor are in ``REFUSED``: an answer that silently lacks what was asked for is worse than a 400.
+Types are strict: ``"5"`` is not a number. Fields that nobody here knows are ignored. Fields that we know and cannot
+honor are in ``REFUSED``: an answer that silently lacks what was asked for is worse than a 400. Those that cannot change
+an answer are in ``NOTED``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,18 @@ from typing import Any, ClassVar
 import msgspec
 
 from ..errors import RequestError
+from .refusals import COMMON, Refusals, check_refused
 
 MAX_STOP_STRINGS = 64
 
-# Field -> (why it is refused, values that ask for nothing and pass).
-REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
+# What clients tell for their own books, or as a hint to a cache: taken, without effect on the answer.
+NOTED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+
+REFUSED: Refusals = {
+    **COMMON,
+    "store": ("completions are not stored; /v1/responses stores its answers", (None, False)),
+    "verbosity": ("how much a model says is for the conversation to ask", (None, "medium")),
+    "prediction": ("predicted outputs are not served", (None,)),
     "suffix": ("text after the completion is not served", (None, "")),
     "tools": ("tools are served for conversations only", (None, [])),
     "tool_choice": ("tools are served for conversations only", (None, "none", "auto")),
@@ -35,7 +42,11 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
+    """``continuous_usage_stats`` puts the usage so far into every chunk."""
+
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Refusable(msgspec.Struct, kw_only=True):
@@ -43,6 +54,12 @@ class Refusable(msgspec.Struct, kw_only=True):
 
     served: ClassVar[frozenset[str]] = frozenset()
 
+    moderation: Any = None
+    service_tier: Any = None
+    prompt_cache_options: Any = None
+    store: Any = None
+    verbosity: Any = None
+    prediction: Any = None
     suffix: Any = None
     tools: Any = None
     tool_choice: Any = None
@@ -60,9 +77,7 @@ class Refusable(msgspec.Struct, kw_only=True):
 
     def check_served(self) -> None:
         """RequestError for the first field that asks for something which this server does not do."""
-        for name, (why, harmless) in REFUSED.items():
-            if name not in self.served and getattr(self, name) not in harmless:
-                raise RequestError(f"{name}: {why}; leave the field out", param=name)
+        check_refused(self, REFUSED, self.served)
 
 
 class GenerationBody(Refusable, kw_only=True):
@@ -92,6 +107,11 @@ class GenerationBody(Refusable, kw_only=True):
     add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     # One form for the output, under whichever name (`structured_output`).
     response_format: Any = None
     structured_outputs: Any = None
@@ -109,17 +129,15 @@ class GenerationBody(Refusable, kw_only=True):
         """True where the stream ends with a chunk that carries the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def continuous_usage(self) -> bool:
+        """True where every chunk of the stream carries the usage so far."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
     def check_common(self) -> None:
         """What types cannot say: refused fields, and fields that exclude each other (RequestError)."""
         self.check_served()
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options is only allowed with stream true", param="stream_options")
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise RequestError(
-                f"best_of is {self.best_of} and n is {self.n or 1}; ranking candidates is not served, "
-                "so best_of must equal n",
-                param="best_of",
-            )
+        check_stream_options(self.stream_options, self.stream)
         if isinstance(self.stop, list) and len(self.stop) > MAX_STOP_STRINGS:
             raise RequestError(f"stop has {len(self.stop)} strings; the limit is {MAX_STOP_STRINGS}", param="stop")
         if self.cache_salt == "":
@@ -128,6 +146,19 @@ class GenerationBody(Refusable, kw_only=True):
             raise RequestError(
                 "prompt_logprobs does not go with stream true; use echo and logprobs", param="prompt_logprobs"
             )
+
+
+def check_stream_options(options: StreamOptions | None, stream: bool | None) -> None:
+    """RequestError for options without a stream, or for padding that is not made."""
+    if options is None:
+        return
+    if not stream:
+        raise RequestError("stream_options is only allowed with stream true", param="stream_options")
+    if options.include_obfuscation:
+        raise RequestError(
+            "stream_options.include_obfuscation: events are not padded; leave the field out",
+            param="stream_options.include_obfuscation",
+        )
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):

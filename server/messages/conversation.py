@@ -58,8 +58,17 @@ def chat_request(body: CountTokensRequest, *, thinks: bool) -> ChatRequest:
         stream_options=StreamOptions(include_usage=True),
         parallel_tool_calls=False if tool_choice.get("disable_parallel_tool_use") else None,
         thinking_token_budget=_budget(body.thinking) if thinks else None,
+        include_reasoning=False if (body.thinking or {}).get("display") == "omitted" else None,
+        reasoning_effort=_effort(body.output_config),
         **fields,
     )
+
+
+def _effort(config: dict[str, Any] | None) -> str | None:
+    effort = (config or {}).get("effort")
+    if effort is not None and not isinstance(effort, str):
+        raise RequestError("output_config.effort must be a text", param="output_config.effort")
+    return effort
 
 
 def _budget(thinking: dict[str, Any] | None) -> int | None:

@@ -7,13 +7,21 @@ from typing import Any, Literal
 import msgspec
 
 from ...errors import RequestError
+from ..refusals import Refusals, check_refused
 
-# Fields that ask for what this server does not do.
-_REFUSED = {
-    "container": "the server runs no code",
-    "mcp_servers": "the server calls no other servers",
-    "context_management": "input that is too long is refused, never edited",
+# Taken without effect on the answer: for the clients' own books, or hints to a cache that keeps every prompt anyway.
+NOTED = ("metadata", "cache_control", "service_tier", "user_profile_id", "workspace_id")
+
+REFUSED: Refusals = {
+    "container": ("the server runs no code", (None,)),
+    "mcp_servers": ("the server calls no other servers", (None, [])),
+    "context_management": ("input that is too long is refused, never edited", (None, {})),
+    "diagnostics": ("what the cache lacked is not told", (None, {})),
+    "inference_geo": ("the server computes where it stands", (None,)),
+    "speed": ("there is one speed", (None, "standard")),
 }
+_THINKING = ("enabled", "disabled", "adaptive")
+_DISPLAYS = (None, "summarized", "omitted")
 
 
 class InputMessage(msgspec.Struct, kw_only=True):
@@ -34,17 +42,29 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     container: Any = None
     mcp_servers: Any = None
     context_management: Any = None
+    diagnostics: Any = None
+    inference_geo: Any = None
+    speed: Any = None
+    cache_control: Any = None
+    user_profile_id: Any = None
+    workspace_id: Any = None
     # Not Anthropic's.
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
 
     def check(self) -> None:
         """RequestError for what is not served."""
-        for name, why in _REFUSED.items():
-            if getattr(self, name):
-                raise RequestError(f"{name}: {why}; leave the field out", param=name)
+        check_refused(self, REFUSED)
+        self._check_thinking()
         if not self.messages:
             raise RequestError("messages is empty; give at least one message", param="messages")
+
+    def _check_thinking(self) -> None:
+        for name, accepted in (("type", _THINKING), ("display", _DISPLAYS)):
+            value = (self.thinking or {}).get(name, accepted[0])
+            if value not in accepted:
+                named = ", ".join(str(item) for item in accepted if item is not None)
+                raise RequestError(f"thinking.{name} is {value!r}; it must be one of {named}", param=f"thinking.{name}")
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):

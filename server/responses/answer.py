@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ...errors import ContextLengthError, RequestError, TwofoldError
-from ..chat import ChatAnswer, prepare_chat
+from ..chat import ChatAnswer
 from ..errors import error_reply
 from ..sampling import sampling_fields
 from ..schema import Usage
@@ -28,6 +28,7 @@ from .schema import (
     ResponseUsage,
 )
 from .store import ResponseStore
+from .truncation import fitting_chat
 
 # What the chat route calls it -> what it is called here.
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
@@ -42,10 +43,8 @@ async def prepare_response(
     if body.previous_response_id is not None:
         history = await store.history(owner, body.previous_response_id, state.config.max_body_bytes)
     try:
-        chat = chat_request(body, history, items)
-        chat.check()
-        params = state.make_params(sampling_fields(chat))
-        answer = await prepare_chat(state, chat, arrival)
+        params = state.make_params(sampling_fields(chat_request(body, history, items)))
+        answer = await fitting_chat(state, body, history, items, arrival)
     except RequestError as error:
         raise _renamed(error) from None
     response = Response(
@@ -67,6 +66,7 @@ async def prepare_response(
         text={"format": {"type": "text"}, **(body.text or {})},
         tool_choice=body.tool_choice or "auto",
         tools=body.tools or [],
+        truncation=body.truncation or "disabled",
         top_logprobs=body.top_logprobs or 0,
         top_p=params.top_p,
         user=body.user,

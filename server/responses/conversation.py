@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import uuid
 from collections.abc import Iterable
 from typing import Any
@@ -102,8 +103,23 @@ def _read_message(messages: list[Message], item: dict[str, Any], place: str) -> 
 
 def _read_reasoning(messages: list[Message], item: dict[str, Any], place: str) -> None:
     text = _text(item.get("content") or [], f"{place}.content")
+    if not text and item.get("encrypted_content") is not None:
+        text = open_thoughts(item["encrypted_content"], f"{place}.encrypted_content")
     if text:
         messages.append(Message(role="assistant", reasoning_content=text))
+
+
+def seal_thoughts(text: str) -> str:
+    """Thoughts as the opaque text that clients keep when the server does not. Not a secret: they are shown as well."""
+    return base64.b64encode(text.encode()).decode()
+
+
+def open_thoughts(sealed: Any, place: str) -> str:
+    """The thoughts in what `seal_thoughts` made (RequestError for anything else)."""
+    try:
+        return base64.b64decode(sealed, validate=True).decode()
+    except (ValueError, TypeError):
+        raise RequestError(f"{place} was not made by this server; leave the item out", param=place) from None
 
 
 def _read_call(messages: list[Message], item: dict[str, Any], place: str) -> None:
@@ -176,6 +192,10 @@ def _chat_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
 def _chat_tool_choice(choice: str | dict[str, Any] | None) -> Any:
     if not isinstance(choice, dict):
         return choice
+    if choice.get("type") == "allowed_tools":
+        tools = choice.get("tools")
+        named = [_chat_tool_choice(tool) for tool in tools] if isinstance(tools, list) else tools
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
     if choice.get("type") != "function":
         raise RequestError(
             f"tool_choice has the type {choice.get('type')!r}; give none, auto, required or a function",

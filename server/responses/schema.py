@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import msgspec
 
 from ...engine.sampling_params import MAX_LOGPROBS
 from ...errors import RequestError
 from ..chat_schema import TokenEntry
+from ..refusals import COMMON, Refusals, check_keys, check_refused
+from ..schema import StreamOptions, check_stream_options
 
 MAX_METADATA = 16
 
-# Fields that ask for what this server does not do -> (why, values that ask for nothing).
-_REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
+# Taken without effect on the answer; the response repeats most of them.
+NOTED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+
+REFUSED: Refusals = {
+    **COMMON,
     "conversation": ("conversations are not kept; use previous_response_id", (None,)),
     "prompt": ("prompt templates are not kept here", (None,)),
     "max_tool_calls": ("the server runs no tools of its own", (None,)),
-    "truncation": ("input that is too long is refused, never cut", (None, "disabled")),
     "context_management": ("input that is too long is refused, never compacted", (None, [])),
+    "access_programs": ("there are no such programs", (None, {}, {"cyber": "standard"})),
+    "background_options": ("work in the background begins at once", (None, {}, {"completion_window": "soonest"})),
+    "image": ("only text is served", (None, {})),
 }
+TEXT_REFUSED: Refusals = {"verbosity": ("how much a model says is for the conversation to ask", (None, "medium"))}
+REASONING_REFUSED: Refusals = {
+    "context": ("the chat template decides which thoughts are shown again", (None, "auto")),
+    "mode": ("there is one mode", (None, "standard")),
+}
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
+# The others ask for parts of items that no response has here.
+INCLUDABLE = (
+    LOGPROBS,
+    ENCRYPTED,
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
 
 
 class ResponseRequest(msgspec.Struct, kw_only=True):
@@ -49,8 +75,16 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     conversation: Any = None
     prompt: Any = None
     max_tool_calls: Any = None
-    truncation: Any = None
+    truncation: Literal["auto", "disabled"] | None = None
     context_management: Any = None
+    moderation: Any = None
+    service_tier: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+    access_programs: Any = None
+    background_options: Any = None
+    image: Any = None
+    stream_options: StreamOptions | None = None
     # Not OpenAI's.
     top_k: int | None = None
     min_p: float | None = None
@@ -71,17 +105,22 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
 
     @property
     def wants_logprobs(self) -> bool:
-        return self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ())
+        return self.top_logprobs is not None or LOGPROBS in (self.include or ())
+
+    @property
+    def wants_encrypted(self) -> bool:
+        """True where reasoning items carry their thoughts as one opaque text too."""
+        return ENCRYPTED in (self.include or ())
 
     def check(self) -> None:
         """RequestError for what is not served and for fields that exclude each other."""
-        for name, (why, harmless) in _REFUSED.items():
-            if getattr(self, name) not in harmless:
-                raise RequestError(f"{name}: {why}; leave the field out", param=name)
+        check_refused(self, REFUSED)
+        check_keys(self.text, "text", TEXT_REFUSED)
+        check_keys(self.reasoning, "reasoning", REASONING_REFUSED)
+        check_stream_options(self.stream_options, self.stream)
+        check_include(self.include or ())
         if not self.input:
             raise RequestError("input is empty; give a text or at least one item", param="input")
-        if self.background and self.stream:
-            raise RequestError("a background response is not streamed; leave out stream or background", param="stream")
         if self.background and not self.is_stored:
             raise RequestError("a background response must be stored; leave out store or background", param="store")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
@@ -94,6 +133,13 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
             )
         if self.metadata is not None and len(self.metadata) > MAX_METADATA:
             raise RequestError(f"metadata has {len(self.metadata)} keys; the limit is {MAX_METADATA}", param="metadata")
+
+
+def check_include(include: Iterable[str]) -> None:
+    """RequestError for what no response can include."""
+    for name in include:
+        if name not in INCLUDABLE:
+            raise RequestError(f"include has {name[:80]!r}; known: {', '.join(INCLUDABLE)}", param="include")
 
 
 class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
@@ -125,6 +171,7 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
     id: str
     summary: list[Any] = []
     content: list[ReasoningText] = []
+    encrypted_content: str | msgspec.UnsetType = msgspec.UNSET
     status: str = "in_progress"
 
 

@@ -58,11 +58,31 @@ def read_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) 
         if not known:
             raise RequestError("tool_choice is 'required', and there are no tools", param="tool_choice")
         return ToolUse(tuple(known), forced=True, parallel=allowed)
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        return _allowed(choice, known, allowed)
     name = _chosen_name(choice)
     chosen = tuple(tool for tool in known if tool.name == name)
     if not chosen:
         raise RequestError(f"tool_choice names {name!r}, which is none of the tools", param="tool_choice")
     return ToolUse(chosen, forced=True, parallel=False)
+
+
+def _allowed(choice: Mapping[str, Any], known: Sequence[Tool], parallel: bool) -> ToolUse:
+    """Some of the tools, with the mode auto or required."""
+    given = choice.get("allowed_tools")
+    mode = given.get("mode") if isinstance(given, Mapping) else None
+    tools = given.get("tools") if isinstance(given, Mapping) else None
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
+        raise RequestError(
+            "tool_choice.allowed_tools must have a mode, auto or required, and a list of tools",
+            param="tool_choice.allowed_tools",
+        )
+    names = {_chosen_name(tool) for tool in tools}
+    missing = sorted(names - {tool.name for tool in known})
+    if missing:
+        raise RequestError(f"tool_choice names {missing[0]!r}, which is none of the tools", param="tool_choice")
+    chosen = tuple(tool for tool in known if tool.name in names)
+    return ToolUse(chosen, forced=mode == "required", parallel=parallel)
 
 
 def _tool(tool: Any, index: int) -> Tool:

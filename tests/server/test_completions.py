@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import openai
 import pytest
 from chain_model import ChainTokenizer
 from http_server import RunningServer
@@ -25,6 +26,7 @@ def test_shape(chain: RunningServer) -> None:
         "completion_tokens": 5,
         "total_tokens": 6,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -162,7 +164,9 @@ def test_prompt_logprobs(chain: RunningServer, chain_tokenizer: ChainTokenizer) 
     ("field", "value"),
     [
         ("suffix", "the end"),
-        ("best_of", 3),
+        ("best_of", 0),
+        ("best_of", 129),
+        ("store", True),
         ("allowed_token_ids", []),
         ("allowed_token_ids", [10**6]),
         ("logprobs", 21),
@@ -191,12 +195,42 @@ def test_unknown_and_neutral_fields_pass(chain: RunningServer) -> None:
         "suffix": None,
         "best_of": 1,
         "user": "me",
-        "store": True,
+        "store": False,
         "metadata": {"a": [1]},
         "tools": [],
         "n": None,
     }
     assert texts(chain.complete("e", response_format={"type": "text"}, stream_options=None, **neutral)) == ["abcd"]
+
+
+def test_best_of(tiny: RunningServer) -> None:
+    """The same samples as ``n`` draws with that seed, ranked by their mean log-probability; all of them count."""
+    fields = {"max_tokens": 6, "seed": 3, "temperature": 1.5, "ignore_eos": True}
+    drawn = tiny.complete(["one", "two"], n=5, logprobs=0, **fields)
+    best = tiny.complete(["one", "two"], n=2, best_of=5, logprobs=0, **fields)
+    plain = tiny.complete(["one", "two"], n=2, best_of=5, **fields)
+
+    def mean(choice: dict) -> float:
+        return sum(choice["logprobs"]["token_logprobs"]) / len(choice["logprobs"]["token_logprobs"])
+
+    expected = []
+    for start in (0, 5):
+        expected += sorted(drawn["choices"][start : start + 5], key=mean, reverse=True)[:2]
+    assert texts(best) == texts(plain) == [choice["text"] for choice in expected]
+    assert [choice["logprobs"] for choice in best["choices"]] == [choice["logprobs"] for choice in expected]
+    assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
+    assert all(choice["logprobs"] is None for choice in plain["choices"])
+    assert best["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"] == 60
+    with openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="none", max_retries=0) as client:
+        one = client.completions.create(model=tiny.model, prompt="one", best_of=5, max_tokens=6, seed=3)
+    assert len(one.choices) == 1 and one.usage.completion_tokens > 6
+
+
+def test_best_of_does_not_stream(chain: RunningServer) -> None:
+    response = chain.post("/v1/completions", {"model": chain.model, "prompt": "e", "best_of": 2, "stream": True})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "best_of"
+    *events, done = chain.events("/v1/completions", {"prompt": "e", "best_of": 2, "n": 2})
+    assert done == {"done": True} and {event["choices"][0]["index"] for event in events} == {0, 1}
 
 
 def test_cache_salt_isolates(tiny: RunningServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import cached_property
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Pipeline
@@ -36,7 +37,7 @@ class TokenBytes:
     def __getitem__(self, token_id: int) -> bytes:
         return self._all().get(token_id, b"")
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Bytes of the longest token, at least 1."""
         return max((len(value) for value in self._all().values()), default=1) or 1

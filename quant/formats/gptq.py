@@ -26,6 +26,7 @@ from ..packing import pack, unpack
 from ..scheme import Scheme, WeightOnly
 from .base import Format, TensorSource, is_packed
 from .dense import load_dense
+from .gptq_claims import Claims
 from .gptq_config import BITS, GPTQConfig, parse_gptq_config
 from .groups import contiguous_groups
 
@@ -71,13 +72,17 @@ class _PackedReader:
     def __init__(self, source: TensorSource, module: str, config: GPTQConfig) -> None:
         self.source, self.module, self.config = source, module, config
         self.num_groups, self.rows = self._matrix_shape("scales")
+        self.claims = Claims(config.stated_of(module), module, source.location(f"{module}.qweight"))
         self.bits = self._stored_bits()
         self.columns = self._matrix_shape("qweight")[0] * 32 // self.bits
+        self.claims.check_groups(self.num_groups, self.columns)
 
     def read(self) -> PackedWeight:
         group_size, perm, group_of_run = self._groups()
+        self.claims.check_order(perm)
         scales = self.source.get(f"{self.module}.scales").T
         zeros = self._read_zeros()
+        self.claims.check_zeros(zeros, self.bits, zeros_minus_one=self.config.zeros_minus_one)
         if group_of_run is not None:
             scales = scales[:, group_of_run]
             zeros = None if zeros is None else zeros[:, group_of_run]
@@ -115,6 +120,7 @@ class _PackedReader:
                 f"{self.module} in {self.source.location(f'{self.module}.qweight')}: qweight {[word_rows, rows]}, "
                 f"qzeros {[zero_rows, zero_words]} and scales {[self.num_groups, self.rows]} fit no GPTQ layout"
             )
+        self.claims.check_bits(bits, word_rows, zero_words)
         declared = self.config.scheme(self.module)
         if isinstance(declared, WeightOnly) and declared.bits != bits:
             log.warning("%s is stored with %d bits where the config says %d", self.module, bits, declared.bits)

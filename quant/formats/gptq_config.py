@@ -9,9 +9,11 @@ from typing import Any
 
 from ...errors import ConfigError, UnsupportedError
 from ..scheme import Dense, Scheme, WeightOnly
+from .names import is_head
 
 BITS = (2, 3, 4, 8)
 CHECKPOINT_FORMATS = ("gptq", "gptq_v2")
+_SYNONYMS = {"bits": "w_bit", "group_size": "q_group_size", "sym": "sym", "desc_act": "desc_act"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class GPTQConfig:
     ``zeros_minus_one``  version 1 ("gptq"): zeros are stored minus one; version 2 ("gptq_v2") stores them as they are.
     ``dynamic``          rules by module, the first match wins.
     ``blocks``           suffixes of the modules that are quantized, or None: all linear layers but the head.
+    ``stated``           bits, group_size, sym and desc_act as far as the config spells them out.
     """
 
     bits: int
@@ -42,10 +45,11 @@ class GPTQConfig:
     dynamic: tuple[DynamicRule, ...]
     blocks: tuple[str, ...] | None
     plain: tuple[str, ...]
+    stated: Mapping[str, Any]
 
     def scheme(self, module: str) -> Scheme:
         """The scheme declared for one linear module; the tensors themselves have the last word at load."""
-        rule = next((rule for rule in self.dynamic if rule.pattern.match(module)), None)
+        rule = self._rule(module)
         if rule is None and not self._quantized_by_default(module):
             return Dense()
         if rule is not None and rule.excluded:
@@ -58,8 +62,21 @@ class GPTQConfig:
             act_order=bool(overrides.get("desc_act", self.act_order)),
         )
 
+    def stated_of(self, module: str) -> Mapping[str, Any]:
+        """What the config says of a quantized module in so many words, by key.
+
+        Nothing of a head without a rule of its own: GPTQModel quantizes that as it likes.
+        """
+        rule = self._rule(module)
+        if isinstance(self.scheme(module), Dense) or (rule is None and is_head(module)):
+            return {}
+        return {**self.stated, **({} if rule is None else rule.overrides)}
+
+    def _rule(self, module: str) -> DynamicRule | None:
+        return next((rule for rule in self.dynamic if rule.pattern.match(module)), None)
+
     def _quantized_by_default(self, module: str) -> bool:
-        if module == "lm_head" or module.endswith(".lm_head"):
+        if is_head(module):
             return self.head
         if any(name in module for name in self.plain):
             return False
@@ -82,7 +99,13 @@ def parse_gptq_config(raw: Mapping[str, Any]) -> GPTQConfig:
         dynamic=tuple(_rule(key, value) for key, value in (raw.get("dynamic") or {}).items()),
         blocks=_blocks(raw),
         plain=tuple(raw.get("modules_to_not_convert") or ()),
+        stated=_stated(raw),
     )
+
+
+def _stated(raw: Mapping[str, Any]) -> dict[str, Any]:
+    found = {key: raw.get(key, raw.get(synonym)) for key, synonym in _SYNONYMS.items()}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _checkpoint_format(raw: Mapping[str, Any]) -> str:

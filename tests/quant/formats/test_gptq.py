@@ -154,9 +154,12 @@ class TestVersionOneZeros:
 
 
 class TestStoredTensorsDecide:
-    def test_bits_from_the_shapes(self) -> None:
-        example = Example(bits=8)
-        assert example.load(bits=4).scheme.bits == 8
+    def test_a_heads_bits_and_groups_come_from_the_shapes(self) -> None:
+        """GPTQModel's head has 8 bits and groups of 32 in a model of 4 bits, with or without a rule that says so."""
+        example = Example(bits=8, group_size=32)
+        layout = GPTQFormat({**example.config, "bits": 4, "group_size": 16, "lm_head": True})
+        weight = layout.load(example.source("lm_head"), "lm_head", torch.float32)
+        assert isinstance(weight, PackedWeight) and weight.scheme.bits == 8 and agree(weight, example.matrix)
 
     def test_a_plain_module(self) -> None:
         plain = torch.randn(8, 64)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ..platforms.spec import DeviceSpec
 from .cpu.candidates import register_cpu_ops
+from .cpu.library import unavailable
+from .cpu.weight_memory import reserve
 from .registry import Candidate, Registry, Selection
 from .report import LayerUse, report_rows
 from .torch_ops import register_torch_ops
@@ -67,6 +70,12 @@ class KernelSet:
         """Whether a matrix product or attention chosen so far computes on torch's threads; the rest is small."""
         heavy = (selection.candidate for (op, _), selection in self._selections.items() if op in _HEAVY_OPS)
         return any(not candidate.own_threads for candidate in heavy)
+
+    def weights_coming(self, num_bytes: int) -> AbstractContextManager[None]:
+        """While this is open, memory for about so many bytes of prepared weights is got ready where that takes time."""
+        if self.spec.device_type != "cpu" or unavailable() is not None:
+            return nullcontext()
+        return reserve(num_bytes)
 
     def record(self, layer: str, problem: Any, num_bytes: int) -> None:
         """Note for the report that a layer of a class uses the choice for a problem, and what its weight takes."""

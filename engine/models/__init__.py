@@ -46,11 +46,15 @@ def load_model(
     checkpoint = open_checkpoint(files, allow_pickle=config.allow_pickle)
     quant_format = load_format(model_config.quantization, config.quantization, checkpoint)
     kv_cache = kv_cache_type(config.kv_cache_dtype, dtype, platform.spec, model_config.quantization)
-    survey_checkpoint(model_config, checkpoint, quant_format, kernels.fresh(), dtype, config.block_size, kv_cache)
+    fresh = kernels.fresh()
+    survey = survey_checkpoint(model_config, checkpoint, quant_format, fresh, dtype, config.block_size, kv_cache)
     start = time.perf_counter()
     loader = Loader(checkpoint, quant_format, kernels, dtype, platform.device, kv_cache)
     num_positions = config.max_model_len or model_config.max_position_embeddings
-    model = Decoder(model_config, loader, block_size=config.block_size, num_positions=num_positions, progress=progress)
+    with kernels.weights_coming(survey.model.memory_bytes):
+        model = Decoder(
+            model_config, loader, block_size=config.block_size, num_positions=num_positions, progress=progress
+        )
     platform.synchronize()
     _log_speed(checkpoint, time.perf_counter() - start)
     loader.finish(model_config.num_layers)

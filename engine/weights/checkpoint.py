@@ -60,6 +60,14 @@ class Checkpoint(ABC):
         """
         yield 0, self.get(name)
 
+    def mapped(self, name: str) -> Tensor | None:
+        """The tensor as a view of its file, which counts as taken; None where that is not possible.
+
+        Its pages are read when they are first used and belong to the system's cache; whoever writes to it gets a copy
+        of the page.
+        """
+        return None
+
     def unused(self) -> list[str]:
         """Names that nothing has taken yet, sorted."""
         return sorted(self.names - self.taken)

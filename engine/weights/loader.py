@@ -106,7 +106,7 @@ class Loader:
         packed = self._packed_embedding(module, (vocab_size, size))
         if packed is not None:
             return Embedding(packed, scale, self.dtype)
-        return Embedding(self._plain(f"{module}.weight", (vocab_size, size)), scale)
+        return Embedding(self._mapped(f"{module}.weight", (vocab_size, size)), scale)
 
     def tied_head(self, module: str, embedding: Embedding) -> Linear:
         """The head of a model that ties it to the embedding; a stored head that says something else wins.
@@ -264,6 +264,20 @@ class Loader:
         tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
         for first, rows in self.checkpoint.rows(name):
             tensor[first : first + rows.shape[0]].copy_(rows)
+        self.weight_bytes += tensor.nbytes
+        self.memory_bytes += tensor.nbytes
+        return tensor
+
+    def _mapped(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Like ``_plain``, but where it lies in the file if its few rows that are wanted can be used from there."""
+        lies_right = (
+            self.device.type == "cpu" and self.checkpoint.has(name) and self.checkpoint.dtype(name) is self.dtype
+        )
+        tensor = self.checkpoint.mapped(name) if lies_right else None
+        if tensor is None:
+            return self._plain(name, shape)
+        self._fill(name)
+        self._check_plain(name, tensor.dtype, tuple(tensor.shape), shape)
         self.weight_bytes += tensor.nbytes
         self.memory_bytes += tensor.nbytes
         return tensor

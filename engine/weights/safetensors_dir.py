@@ -13,7 +13,7 @@ from ...log import get_logger
 from .checkpoint import Checkpoint
 from .fused_experts import split_experts
 from .safetensors_header import DTYPES, TensorEntry, read_header
-from .safetensors_read import read_rows, read_tensor
+from .safetensors_read import map_tensor, read_rows, read_tensor
 from .text_part import text_part
 from .weight_files import INDEX_FILE, SINGLE_FILE, weight_files, weight_map_of
 
@@ -59,6 +59,13 @@ class SafetensorsCheckpoint(Checkpoint):
             return
         self.taken.add(name)
         yield from read_rows(name, self._entries[name])
+
+    def mapped(self, name: str) -> Tensor | None:
+        self.dtype(name)  # refuses what has no dtype in torch
+        tensor = map_tensor(name, self._entries[name])
+        if tensor is not None:
+            self.taken.add(name)
+        return tensor
 
     def _read(self, name: str) -> Tensor:
         self.dtype(name)  # refuses what has no dtype in torch

@@ -1,12 +1,14 @@
-"""Reading tensors' data from safetensors files: whole, or a few rows at a time through one small buffer.
+"""Reading tensors' data from safetensors files: whole, a few rows at a time through one small buffer, or as a mapping.
 
-Read and not mapped: pages of a mapped file would stay in this process's memory beside the weights made of them.
+What becomes another layout is read and not mapped: pages of a mapped file would stay in this process's memory beside
+the weights made of them.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import mmap
 import os
 from collections.abc import Iterator
 
@@ -29,6 +31,22 @@ def read_tensor(name: str, entry: TensorEntry) -> Tensor:
     with _open_at(entry, entry.start) as stream:
         _fill(name, entry, stream, data)
     return data.view(DTYPES[entry.dtype]).view(entry.shape)
+
+
+def map_tensor(name: str, entry: TensorEntry) -> Tensor | None:
+    """A view of the file, where the tensor lies as its dtype wants it; ``entry.dtype`` is one of ``DTYPES``."""
+    size, dtype = _checked_size(name, entry), DTYPES[entry.dtype]
+    if not size or entry.start % dtype.itemsize:
+        return None
+    first = entry.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    with _open_at(entry, entry.start) as stream:
+        try:
+            area = mmap.mmap(stream.fileno(), entry.end - first, access=mmap.ACCESS_COPY, offset=first)
+        except (OSError, ValueError):  # a file system that maps nothing, or a file that was cut off meanwhile
+            return None
+    return torch.frombuffer(area, dtype=dtype, count=math.prod(entry.shape), offset=entry.start - first).view(
+        entry.shape
+    )
 
 
 def read_rows(name: str, entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:

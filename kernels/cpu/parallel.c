@@ -15,7 +15,6 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <time.h>
 
 #if defined(__linux__) && !defined(TWOFOLD_NO_FUTEX)
@@ -248,13 +247,4 @@ void *thread_scratch(size_t bytes) {
         pthread_setspecific(scratch_key, buffer);
     }
     return buffer;
-}
-
-/* Ask for 2 MiB pages behind [start, start + bytes), start being a multiple of that; a wish, not a demand. */
-void twofold_advise_large_pages(void *start, size_t bytes) {
-#ifdef MADV_HUGEPAGE
-    madvise(start, bytes, MADV_HUGEPAGE);
-#else
-    (void)start, (void)bytes;
-#endif
 }

@@ -10,6 +10,8 @@ _U = ctypes.c_uint32
 SIGNATURES: dict[str, list[type]] = {
     "twofold_set_threads_cell": [_P],
     "twofold_advise_large_pages": [_P, _N],
+    "twofold_touch_ahead": [_P, _N, _N, _P],
+    "twofold_give_back": [_P, _N],
     "twofold_panel_width": [],
     "twofold_pack_rows": [_P, _I, _N, _N, _N, _N, _U, _P, _P, _P, _N, _P],
     "twofold_pack_bytes": [_P, _N, _N, _N, _N, _N, _P],
@@ -30,7 +32,14 @@ SIGNATURES: dict[str, list[type]] = {
 RETURNING = ("twofold_panel_width", "twofold_expert_linear", "twofold_tape_run")
 
 # Calls that no recorded step makes; all others can be recorded.
-_NOT_RECORDED = ("twofold_set_threads_cell", "twofold_advise_large_pages", "twofold_panel_width", "twofold_tape_run")
+_NOT_RECORDED = (
+    "twofold_set_threads_cell",
+    "twofold_advise_large_pages",
+    "twofold_touch_ahead",
+    "twofold_give_back",
+    "twofold_panel_width",
+    "twofold_tape_run",
+)
 
 RECORDED = tuple(name for name in SIGNATURES if name not in _NOT_RECORDED)
 

@@ -1,14 +1,20 @@
 """Memory for packed weights, in 2 MiB pages where the system grants them.
 
 A step reads every weight once, so with 4 KiB pages it misses the TLB once per page and the prefetchers stop at each
-page's end. Weights are carved out of large chunks, because one alone would often not fill a large page. A chunk lives
+page's end. Weights are carved out of large areas, because one alone would often not fill a large page. An area lives
 as long as a weight in it.
+
+The first write to a page is slow, above all where a virtual machine must get it from its host. So who knows what is
+coming says so with ``reserve``, and a thread gets pages while files are read and weights packed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -18,24 +24,83 @@ from .library import library
 _PAGE = 2 << 20
 _CHUNK = 32 * _PAGE
 _ALIGNMENT = 256
+# What the thread may touch before it is asked for.
+_AHEAD = 64 << 20
+_STOP = -1
 
 _lock = threading.Lock()
 _rest = torch.empty(0, dtype=torch.uint8)
+_reservation: _Reservation | None = None
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An uninitialized contiguous tensor, aligned to 256 bytes."""
-    global _rest
     num_bytes = math.prod(shape) * dtype.itemsize
     taken = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
     with _lock:
-        if taken > _CHUNK // 2:
-            area = _allocate(taken)
-        else:
-            if taken > len(_rest):
-                _rest = _allocate(_CHUNK)
-            area, _rest = _rest[:taken], _rest[taken:]
+        area = _take(taken)
     return area[:num_bytes].view(dtype).view(shape)
+
+
+@contextmanager
+def reserve(num_bytes: int) -> Iterator[None]:
+    """While this is open, ``empty`` takes from one area of ``num_bytes``, whose pages a thread gets in advance.
+
+    An estimate: what does not fit is allocated as ever, and memory that nobody took is given back at the end. One
+    reservation is open at a time; another one does nothing.
+    """
+    global _reservation
+    if num_bytes < _CHUNK:
+        yield
+        return
+    with _lock:
+        opened = _Reservation(num_bytes) if _reservation is None else None
+        _reservation = opened or _reservation
+    try:
+        yield
+    finally:
+        if opened is not None:
+            with _lock:
+                _reservation = None
+            opened.close()
+
+
+class _Reservation:
+    """An area, how much of it is taken, and the thread that touches its pages a little ahead of that."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._area = _allocate(-(-num_bytes // _PAGE) * _PAGE)
+        self._taken = ctypes.c_ssize_t(0)
+        arguments = (self._area.data_ptr(), len(self._area), _AHEAD, ctypes.addressof(self._taken))
+        self._thread = threading.Thread(target=library().twofold_touch_ahead, args=arguments, name="weight-pages")
+        self._thread.start()
+
+    def take(self, num_bytes: int) -> Tensor | None:
+        first = self._taken.value
+        if first + num_bytes > len(self._area):
+            return None
+        self._taken.value = first + num_bytes
+        return self._area[first : first + num_bytes]
+
+    def close(self) -> None:
+        first = -(-self._taken.value // _PAGE) * _PAGE
+        self._taken.value = _STOP
+        self._thread.join()
+        if first < len(self._area):
+            library().twofold_give_back(self._area.data_ptr() + first, len(self._area) - first)
+
+
+def _take(num_bytes: int) -> Tensor:
+    global _rest
+    reserved = _reservation.take(num_bytes) if _reservation is not None else None
+    if reserved is not None:
+        return reserved
+    if num_bytes > _CHUNK // 2:
+        return _allocate(num_bytes)
+    if num_bytes > len(_rest):
+        _rest = _allocate(_CHUNK)
+    area, _rest = _rest[:num_bytes], _rest[num_bytes:]
+    return area
 
 
 def _allocate(num_bytes: int) -> Tensor:

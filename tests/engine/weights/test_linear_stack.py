@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -122,3 +124,20 @@ def test_a_view_is_copied_where_the_layout_must_be_contiguous() -> None:
     assert isinstance(strided, PackedWeight) and isinstance(whole, PackedWeight)
     assert strided.qweight.data_ptr() == words.data_ptr() and whole.qweight.is_contiguous()
     assert torch.equal(strided.qweight, whole.qweight)
+
+
+def test_joining_imports_no_compiler() -> None:
+    """torch.cat of outlines would import torch's compiler: 2 seconds of every start."""
+    program = """
+import sys, torch
+from twofold.kernels.kernel_set import KernelSet
+from twofold.platforms import select_platform
+from twofold.quant.canonical import DenseWeight
+from twofold.engine.weights.linear_stack import LinearStack
+stack = LinearStack(KernelSet(select_platform("cpu").spec), torch.float32, torch.device("cpu"), 8)
+assert all(stack.put(DenseWeight(torch.ones(4, 8))) for _ in range(2))
+stack.finish()
+assert "torch._dynamo" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr

@@ -128,3 +128,25 @@ def test_damaged_headers_name_file_and_tensor(tmp_path: Path, header: str, messa
     with pytest.raises(CheckpointError, match=message) as refused:
         open_folder(tmp_path)
     assert "model.safetensors" in str(refused.value)
+
+
+def test_a_mapped_tensor_is_the_file_itself(tmp_path: Path) -> None:
+    tensors = {f"t{index}": torch.randn(37, 5) for index in range(3)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = open_folder(tmp_path)
+    mapped = checkpoint.mapped("t1")
+    assert mapped is not None
+    assert torch.equal(mapped, tensors["t1"])
+    assert checkpoint.taken == {"t1"}
+    mapped.zero_()
+    assert torch.equal(checkpoint.get("t1"), tensors["t1"]), "writing to it leaves the file as it is"
+
+
+def test_a_tensor_that_lies_askew_is_not_mapped(tmp_path: Path) -> None:
+    header = json.dumps({"x": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]}}).encode()
+    header += b" " * (-len(header) % 8)
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(9))
+    checkpoint = open_folder(tmp_path)
+    assert checkpoint.mapped("x") is None
+    assert not checkpoint.taken
+    assert torch.equal(checkpoint.get("x"), torch.zeros(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import pytest
 import torch
@@ -34,3 +35,31 @@ def test_many_chunks_and_a_tensor_larger_than_one(monkeypatch):
     del tensors, tensor
     gc.collect()
     assert (kept == 1).all()
+
+
+def test_a_reservation_serves_what_fits_and_gives_the_rest_back(monkeypatch):
+    page = 2 << 20
+    monkeypatch.setattr(weight_memory, "_CHUNK", 4 * page)
+    with weight_memory.reserve(16 * page):
+        tensors = [weight_memory.empty((3 * page,), torch.uint8) for _ in range(5)]
+        with weight_memory.reserve(16 * page):
+            beyond = weight_memory.empty((4 * page,), torch.uint8)
+        for value, tensor in enumerate([*tensors, beyond]):
+            tensor.fill_(value + 1)
+    first = tensors[0].data_ptr()
+    assert [tensor.data_ptr() - first for tensor in tensors] == [3 * page * index for index in range(5)]
+    assert not first <= beyond.data_ptr() < first + 16 * page
+    after = weight_memory.empty((page,), torch.uint8).fill_(9)
+    assert not first <= after.data_ptr() < first + 16 * page
+    for value, tensor in enumerate([*tensors, beyond]):
+        assert (tensor == value + 1).all()
+    untouched = tensors[0].as_strided((page,), (1,), tensors[0].storage_offset() + 15 * page)
+    assert not untouched.any(), "what nobody took was given back, and reads as zeros"
+
+
+def test_the_thread_of_a_reservation_ends_with_it(monkeypatch):
+    monkeypatch.setattr(weight_memory, "_CHUNK", 1 << 20)
+    with pytest.raises(KeyError), weight_memory.reserve(8 << 20):
+        weight_memory.empty((1 << 20,), torch.uint8)
+        raise KeyError
+    assert not [thread for thread in threading.enumerate() if thread.name == "weight-pages"]

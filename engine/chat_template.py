@@ -6,6 +6,7 @@ this module prepares the messages and turns failures into errors for the client.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,9 +29,15 @@ class ChatTemplate:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
         self._source = source
-        default = self._templates.get("default", next(iter(self._templates.values()), ""))
-        self._accepts_text = self._shows(default, PROBE)
-        self.accepts_parts = self._shows(default, [{"type": "text", "text": PROBE}])
+
+    @functools.cached_property
+    def accepts_parts(self) -> bool:
+        """Whether it prints content that is a list of parts. The first look takes a second: it imports transformers."""
+        return self._shows([{"type": "text", "text": PROBE}])
+
+    @functools.cached_property
+    def _accepts_text(self) -> bool:
+        return self._shows(PROBE)
 
     @property
     def is_defined(self) -> bool:
@@ -122,8 +129,9 @@ class ChatTemplate:
                 raise
             return self._render(template, [_with_text_arguments(message) for message in messages], **options)
 
-    def _shows(self, template: str, content: str | list[dict[str, str]]) -> bool:
-        """Whether the template prints a user's content as text, and not as the form of a list."""
+    def _shows(self, content: str | list[dict[str, str]]) -> bool:
+        """Whether the default template prints a user's content as text, and not as the form of a list."""
+        template = self._templates.get("default", next(iter(self._templates.values()), ""))
         try:
             text = self._render(template, [{"role": "user", "content": content}], add_generation_prompt=True)
         except Exception:  # refusing is an answer, too

@@ -68,6 +68,10 @@ class Tokenizer:
         """Whether the chat template takes content as a list of parts."""
         return self._template.accepts_parts
 
+    def prepare_chat(self) -> None:
+        """Do now what the first conversation would wait for."""
+        _ = self._template.accepts_parts
+
     @property
     def has_chat_template(self) -> bool:
         return self._template.is_defined

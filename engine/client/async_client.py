@@ -95,6 +95,7 @@ class AsyncEngineClient:
             core = asyncio.create_task(self._handle.start(self.config, self._core_factory))
             if files is not None:
                 self.tokenizer, self._generation = await asyncio.to_thread(load_text_side, files, self.config)
+                await asyncio.to_thread(self.tokenizer.prepare_chat)
             self._info = await core
             self._inputs = InputProcessor(self.tokenizer, self._info, self._generation)
             self._outputs = OutputProcessor(self.tokenizer)

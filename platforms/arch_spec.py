@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 
 import torch
 
 from ..errors import ConfigError
-from .arch_table import amd_facts, nvidia_facts
+from .arch_table import AMD_ARCHES, NVIDIA_ARCHES, amd_facts, nvidia_facts
 from .spec import DeviceSpec
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -17,12 +18,16 @@ _SM = re.compile(r"sm_([0-9]+)([0-9])a?\Z")
 def spec_of_arch(arch: str, memory_bytes: int = 0) -> DeviceSpec:
     """A GPU of an architecture such as ``gfx942`` or ``sm_90``, with triton installed.
 
-    ConfigError for a name of another shape, UnsupportedError for an architecture that is not served.
+    ConfigError for a name that is none, with the closest; UnsupportedError for an architecture that is not served.
     """
     match = _SM.match(arch)
     if match is None and not arch.startswith("gfx"):
         raise ConfigError(f"arch is {arch!r}; write a GPU architecture such as gfx942, gfx1201, sm_80 or sm_90")
     facts = amd_facts(arch) if match is None else nvidia_facts(int(match[1]), int(match[2]))
+    if facts.arch not in AMD_ARCHES + NVIDIA_ARCHES:
+        known = AMD_ARCHES if match is None else NVIDIA_ARCHES
+        closest = difflib.get_close_matches(facts.arch, known, n=4, cutoff=0.0)
+        raise ConfigError(f"there is no GPU architecture {arch!r}; the closest are {', '.join(closest)}")
     return DeviceSpec(
         vendor="amd" if match is None else "nvidia",
         arch=facts.arch,

@@ -14,6 +14,17 @@ from ..errors import UnsupportedError
 from .spec import Fp8Kind
 
 _KIB = 1024
+# Architectures that there are, of those whose facts are known here.
+AMD_ARCHES = (
+    "gfx900", "gfx902", "gfx904", "gfx906", "gfx908", "gfx909", "gfx90a", "gfx90c", "gfx940", "gfx941", "gfx942",
+    "gfx950", "gfx1010", "gfx1011", "gfx1012", "gfx1013", "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034",
+    "gfx1035", "gfx1036", "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153",
+    "gfx1200", "gfx1201", "gfx1250",
+)  # fmt: skip
+NVIDIA_ARCHES = (
+    "sm_70", "sm_72", "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_100", "sm_101", "sm_103",
+    "sm_110", "sm_120", "sm_121",
+)  # fmt: skip
 _GFX = re.compile(r"gfx([0-9]{1,2})([0-9a-f])([0-9a-f])\Z")
 
 

@@ -33,8 +33,8 @@ class Claims:
         said = self.stated.get("bits")
         if said is not None and said != bits:
             raise CheckpointError(
-                f"{self.module}.qweight in {self.file} has {word_rows} rows and qzeros {columns_of_zeros} columns, which "
-                f"is {bits} bits; the config says bits: {said}. If only some modules differ, give them a rule in "
+                f"{self.module}.qweight in {self.file} has {word_rows} rows and qzeros {columns_of_zeros} columns, "
+                f"which is {bits} bits; the config says bits: {said}. If only some modules differ, give them a rule in "
                 f"dynamic; else {_REMEDY}"
             )
 

@@ -57,3 +57,12 @@ def test_what_does_not_fit_and_what_is_not_served(
     assert {line.split()[-4] for line in text.splitlines() if line.endswith("not served here")} == {"fp8"}
     assert cli.main(["plan", str(tiny_model("llama")), "--arch", "gfx942"]) == 2
     assert "--memory" in capsys.readouterr().err
+
+
+def test_an_architecture_that_does_not_exist_comes_before_all_else(
+    tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture
+) -> None:
+    for arch, closest in (("gfx9999", "gfx950"), ("gfx943", "gfx942"), ("sm_95", "sm_90")):
+        assert cli.main(["plan", str(tiny_model("llama")), "--arch", arch]) == 2
+        text = capsys.readouterr().err
+        assert f"there is no GPU architecture '{arch}'" in text and closest in text and "--memory" not in text

@@ -22,6 +22,9 @@ CREATE TABLE IF NOT EXISTS responses (
     response BLOB NOT NULL, items BLOB NOT NULL, size INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS responses_created ON responses (created);
+CREATE TABLE IF NOT EXISTS response_events (response TEXT PRIMARY KEY, events BLOB NOT NULL) WITHOUT ROWID;
+CREATE TRIGGER IF NOT EXISTS events_of_deleted AFTER DELETE ON responses
+BEGIN DELETE FROM response_events WHERE response = OLD.id; END;
 CREATE TABLE IF NOT EXISTS files (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created REAL NOT NULL, name TEXT NOT NULL, purpose TEXT NOT NULL,
     size INTEGER NOT NULL, content BLOB NOT NULL

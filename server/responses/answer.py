@@ -17,7 +17,8 @@ from ..sampling import sampling_fields
 from ..schema import Usage
 from ..state import ServerState
 from .conversation import chat_request, input_items
-from .output import OutputBuilder
+from .event_log import EventLog
+from .output import Event, OutputBuilder
 from .schema import (
     IncompleteDetails,
     InputTokensDetails,
@@ -71,22 +72,34 @@ async def prepare_response(
         top_p=params.top_p,
         user=body.user,
     )
-    return ResponseAnswer(response, items, answer, store, owner)
+    made = ResponseAnswer(response, items, answer, store, owner, seal=body.wants_encrypted)
+    if body.background and body.stream:
+        made.log = EventLog()
+    return made
 
 
 class ResponseAnswer:
     """Turns a chat answer into a response, which it stores at its end."""
 
     def __init__(
-        self, response: Response, items: list[dict[str, Any]], answer: ChatAnswer, store: ResponseStore, owner: str
+        self,
+        response: Response,
+        items: list[dict[str, Any]],
+        answer: ChatAnswer,
+        store: ResponseStore,
+        owner: str,
+        *,
+        seal: bool = False,
     ) -> None:
         self.id = response.id
         self.response = response
+        # The events of a streamed response in the background.
+        self.log: EventLog | None = None
         self.items = items
         self._answer = answer
         self._store = store
         self._owner = owner
-        self._builder = OutputBuilder()
+        self._builder = OutputBuilder(seal=seal)
         self._num_events = 0
 
     async def collect(self) -> Response:
@@ -102,18 +115,14 @@ class ResponseAnswer:
         """
         begun = False
         try:
-            async with aclosing(self._answer.chunks()) as chunks:
-                async for chunk in chunks:
-                    events = self._take(chunk)
+            async with aclosing(self._growth()) as growth:
+                async for events in growth:
                     if not begun:
                         begun = True
                         yield self._event("created", response=self.response)
                         yield self._event("in_progress", response=self.response)
                     for name, fields in events:
                         yield self._event(name, **fields)
-            for name, fields in self._builder.close():
-                yield self._event(name, **fields)
-            self._complete()
             await self._save()
         except TwofoldError as error:
             if not begun:
@@ -122,38 +131,64 @@ class ResponseAnswer:
         yield self._event(self.response.status, response=self.response)
 
     async def run_in_background(self) -> None:
-        """Compute a response that has been stored as queued, and store its end."""
+        """Compute a response that has been stored as queued, and store its end and its events."""
+        log = self.log
+        if log is not None:
+            log.extend([self._event(name, response=self.response) for name in ("created", "queued")])
         self.response.status = "in_progress"
         await self._store.update(self.response)
-        await self._collect()
-        await self._store.update(self.response)
-
-    async def save(self) -> None:
-        """Store the response as it is now."""
-        await self._store.save(self._owner, self.response, self.items)
+        if log is None:
+            await self._collect()
+        else:
+            log.extend([self._event("in_progress", response=self.response)])
+            async with aclosing(self._growth()) as growth:
+                async for events in growth:
+                    log.extend([self._event(name, **fields) for name, fields in events])
+        await self._end_background()
 
     async def give_up(self, error: Exception) -> None:
         """Store that a response in the background has failed."""
         self._fail(error)
-        await self._store.update(self.response)
+        await self._end_background()
 
     async def cancel(self) -> None:
         """Store that a response in the background, whose work has been ended, was cancelled."""
+        self.response.output = self._builder.items
         self.response.status = "cancelled"
         await self._store.update(self.response)
+
+    async def _end_background(self) -> None:
+        """Store the end before a client reads it."""
+        if self.log is None:
+            await self._store.update(self.response)
+            return
+        last = self._event(self.response.status, response=self.response)
+        await self._store.save_events(self.id, [*self.log.events, last])
+        await self._store.update(self.response)
+        self.log.extend([last])
+
+    async def _growth(self) -> AsyncGenerator[list[Event], None]:
+        """What each chunk adds to the output, none for one that shows nothing; the response is complete afterwards."""
+        async with aclosing(self._answer.chunks()) as chunks:
+            async for chunk in chunks:
+                yield self._take(chunk)
+        yield self._builder.close()
+        self._complete()
+
+    async def save(self) -> None:
+        """Store the response as it is now."""
+        await self._store.save(self._owner, self.response, self.items)
 
     @property
     def num_input_tokens(self) -> int:
         return self._answer.num_prompt_tokens
 
     async def _collect(self) -> None:
-        async with aclosing(self._answer.chunks()) as chunks:
-            async for chunk in chunks:
-                self._take(chunk)
-        self._builder.close()
-        self._complete()
+        async with aclosing(self._growth()) as growth:
+            async for _ in growth:
+                pass
 
-    def _take(self, chunk: Any) -> list[tuple[str, dict[str, Any]]]:
+    def _take(self, chunk: Any) -> list[Event]:
         if isinstance(chunk.usage, Usage):
             self.response.usage = _usage(chunk.usage)
         return [event for choice in chunk.choices for event in self._builder.feed(choice)]

@@ -8,15 +8,20 @@ from typing import Any
 import msgspec
 
 from ..chat_schema import ChatChunkChoice, ToolCallDelta
+from .conversation import seal_thoughts
 from .schema import FunctionCallItem, MessageItem, OutputItem, OutputText, ReasoningItem, ReasoningText
 
 Event = tuple[str, dict[str, Any]]
 
 
 class OutputBuilder:
-    """Grows ``items``; each method returns the events of what it did, names without ``response.`` before them."""
+    """Grows ``items``; each method returns the events of what it did, names without ``response.`` before them.
 
-    def __init__(self) -> None:
+    ``seal``: reasoning items get their thoughts as ``encrypted_content`` too.
+    """
+
+    def __init__(self, *, seal: bool = False) -> None:
+        self._seal = seal
         self.items: list[OutputItem] = []
         self.finish_reason: str | None = None
         self._open: OutputItem | None = None
@@ -104,6 +109,8 @@ class OutputBuilder:
             events.append(("output_text.done", {**self._part(), "text": text.text, "logprobs": text.logprobs}))
             events.append(("content_part.done", {**self._part(), "part": text}))
         else:
+            if self._seal:
+                item.encrypted_content = seal_thoughts(item.content[0].text)
             events.append(("reasoning_text.done", {**self._part(), "text": item.content[0].text}))
             events.append(("content_part.done", {**self._part(), "part": item.content[0]}))
         events.append(("output_item.done", {"output_index": self._index, "item": item}))

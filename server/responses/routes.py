@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.requests import Request
@@ -15,7 +16,8 @@ from ..owners import owner_of
 from ..sse import NamedEventStream
 from ..state import ServerState, state_of
 from .answer import ResponseAnswer, prepare_response
-from .schema import ItemList, ResponseRequest
+from .event_log import replay
+from .schema import ItemList, ResponseRequest, check_include
 from .store import UNFINISHED, ResponseStore
 
 _MAX_PAGE = 100
@@ -57,6 +59,8 @@ class Responses:
         except Exception as error:
             await answer.give_up(error)
         finally:
+            if answer.log is not None:
+                answer.log.close()
             self._state.num_open -= 1
             del self.running[answer.id]
 
@@ -69,9 +73,12 @@ async def create_response(request: Request) -> HttpResponse:
     answer = await prepare_response(state, responses.store, owner_of(request), body, arrival)
     if body.background:
         await answer.save()
-        queued = json_response(answer.response, {"x-request-id": answer.id})
+        headers = {"x-request-id": answer.id}
+        queued = json_response(answer.response, headers)
         responses.start(answer)
-        return queued
+        if answer.log is None:
+            return queued
+        return NamedEventStream(answer.log.follow(), state.open_requests, headers)
     return await send_answer(request, answer, stream=bool(body.stream), stream_class=NamedEventStream)
 
 
@@ -84,12 +91,31 @@ async def count_input_tokens(request: Request) -> HttpResponse:
 
 
 async def get_response(request: Request) -> HttpResponse:
-    """A stored response."""
-    _, responses = await _shared(request)
-    if request.query_params.get("stream", "false").lower() in ("true", "1"):
-        raise RequestError("a stored response is not streamed; leave stream out", param="stream")
-    stored = await responses.store.get(owner_of(request), request.path_params["response_id"])
-    return json_response(stored.response)
+    """A stored response, or the events of one that was streamed in the background, from where a client left off."""
+    state, responses = await _shared(request)
+    query = request.query_params
+    check_include(value for name, value in query.multi_items() if name in ("include", "include[]"))
+    response_id = request.path_params["response_id"]
+    stored = await responses.store.get(owner_of(request), response_id)
+    if query.get("stream", "false").lower() not in ("true", "1"):
+        return json_response(stored.response)
+    after = _starting_after(query.get("starting_after", "-1"))
+    events = await _events(responses, response_id, after)
+    return NamedEventStream(events, state.open_requests, {"x-request-id": response_id})
+
+
+async def _events(responses: Responses, response_id: str, after: int) -> AsyncGenerator[bytes, None]:
+    _, running = responses.running.get(response_id, (None, None))
+    if running is not None and running.log is not None:
+        return running.log.follow(after)
+    stored = await responses.store.events(response_id)
+    if stored is None:
+        raise RequestError(
+            f"{response_id!r} has no events to stream: they are kept for responses that were made with background and "
+            "stream true and have ended by themselves; leave stream out",
+            param="stream",
+        )
+    return replay(stored, after)
 
 
 async def delete_response(request: Request) -> HttpResponse:
@@ -144,6 +170,13 @@ async def _shared(request: Request) -> tuple[ServerState, Responses]:
 def _limit(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MAX_PAGE):
         raise RequestError(f"limit is {text[:40]!r}; it must be from 1 to {_MAX_PAGE}", param="limit")
+    return int(text)
+
+
+def _starting_after(text: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 10):
+        raise RequestError(f"starting_after is {text[:40]!r}; it must be a number of an event", param="starting_after")
     return int(text)
 
 

@@ -71,6 +71,30 @@ class ResponseStore:
 
         await self._database.run(write)
 
+    async def save_events(self, response_id: str, events: list[bytes]) -> None:
+        """Keep the events of a response in the background, for clients that come back."""
+        encoded = msgspec.json.encode([event.decode() for event in events])
+
+        def write(connection: sqlite3.Connection) -> None:
+            grown = connection.execute(
+                "UPDATE responses SET size = size + ? WHERE id = ?", (len(encoded), response_id)
+            ).rowcount
+            if grown:
+                connection.execute("REPLACE INTO response_events VALUES (?, ?)", (response_id, encoded))
+                self._make_room(connection)
+
+        await self._database.run(write)
+
+    async def events(self, response_id: str) -> list[bytes] | None:
+        """What `save_events` kept; None where there is nothing."""
+
+        def read(connection: sqlite3.Connection) -> Any:
+            query = "SELECT events FROM response_events WHERE response = ?"
+            return connection.execute(query, (response_id,)).fetchone()
+
+        row = await self._database.run(read)
+        return None if row is None else [event.encode() for event in msgspec.json.decode(row[0])]
+
     async def get(self, owner: str, response_id: str) -> StoredResponse:
         """HTTPException 404 where it is not there."""
 

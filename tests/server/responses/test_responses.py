@@ -212,6 +212,28 @@ def test_kept_in_a_folder(tmp_path: Path) -> None:
         server.state.database.close()
 
 
+def test_truncation(tiny: RunningServer) -> None:
+    """As few of the oldest turns go as needed; what is left is the prompt of a conversation that never had them."""
+    turns = [{"role": role, "content": f"{index}" * 60} for index in range(9) for role in ("user", "assistant")]
+    items: Any = [*turns, {"role": "user", "content": "last"}]
+    limit: Any = {"max_output_tokens": 100, "extra_body": {"ignore_eos": True}}
+    with pytest.raises(openai.BadRequestError, match="the model takes"):
+        create(tiny, items, **limit)
+    cut = create(tiny, items, truncation="auto", **limit)
+    assert cut.truncation == "auto" and cut.usage.output_tokens == 100
+    counts = []
+    for start in range(0, len(items), 2):
+        try:
+            counts.append(create(tiny, items[start:], **limit).usage.input_tokens)
+        except openai.BadRequestError:
+            continue
+    assert len(counts) < 10 and cut.usage.input_tokens == counts[0] == max(counts)
+    stored = tiny.openai.responses.input_items.list(cut.id, limit=100)
+    assert len(stored.data) == len(items), "what the client sent is kept whole"
+    with pytest.raises(openai.BadRequestError):
+        create(tiny, "x" * 2000, truncation="auto")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

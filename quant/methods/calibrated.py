@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ...errors import CheckpointError
 from ..calibration.activation_store import ActivationStore
 from ..calibration.block_model import BlockModel
+from ..calibration.halting_passes import HaltingPasses
 from ..calibration.layer_inputs import observed, run_until
 from ..calibration.spec import DEFAULT_MEMORY
 from ..calibration.stages import InputGroup, stages
@@ -26,8 +27,8 @@ from .statistics import InputStatistics
 
 # Tokens that pass through a layer at once.
 BATCH_TOKENS = 4096
-
-
+# Hidden states that a token holds in the middle of a layer: its input, what is added to it, and a norm's output.
+HELD_STATES = 3
 # Tokens that scales are searched on.
 SCALE_TOKENS = 1024
 
@@ -97,22 +98,68 @@ class CalibratedLayers:
             self._scale(index, original, plan, modules, self._find_scale, result)
             layer = copy.deepcopy(original)
         stores = self._original_inputs(index, original, [group for groups in order for group in groups])
-        for groups in order:
-            statistics = self._statistics(index, layer, groups, stores)
-            for group in groups:
-                weights = {modules[name]: _linear(layer, name).weight.data for name in group.modules}
-                schemes = {name: plan.quantize[name] for name in weights}
-                self._quantize(weights, schemes, statistics[group.first], result)
-                for name, weight in weights.items():
-                    quantized = dequantize(result.quantized[name])
-                    result.weight_errors[name] = float((quantized - weight).norm() / weight.norm().clamp(min=1e-30))
-                    weight.copy_(quantized)
         ranges = KVRanges() if plan.kv_scales else None
-        self._advance(index, layer, ranges)
+
+        def quantize(group: InputGroup, statistics: InputStatistics) -> None:
+            self._group({modules[name]: _linear(layer, name) for name in group.modules}, plan, statistics, result)
+
+        if self._fits_one_pass(order, layer):
+            self._in_one_pass(index, layer, [group for groups in order for group in groups], stores, quantize, ranges)
+        else:
+            for groups in order:
+                statistics = self._statistics(index, layer, groups, stores)
+                for group in groups:
+                    quantize(group, statistics[group.first])
+            self._advance(index, layer, ranges)
         if ranges is not None and self._kv_cache is not None:
             attentions = {name.rpartition(".")[0] for name in plan.kv_scales}
             result.kv_scales = dict.fromkeys(attentions, ranges.scales(self._kv_cache))
         return result
+
+    def _group(
+        self, linears: Mapping[str, nn.Linear], plan: LayerPlan, statistics: InputStatistics, result: LayerWeights
+    ) -> None:
+        """Quantize modules that read one input, in place too."""
+        weights = {name: linear.weight.data for name, linear in linears.items()}
+        self._quantize(weights, {name: plan.quantize[name] for name in weights}, statistics, result)
+        for name, weight in weights.items():
+            quantized = dequantize(result.quantized[name])
+            result.weight_errors[name] = float((quantized - weight).norm() / weight.norm().clamp(min=1e-30))
+            weight.copy_(quantized)
+
+    def _fits_one_pass(self, order: Sequence[Sequence[InputGroup]], layer: nn.Module) -> bool:
+        """Whether what all batches hold in the middle of a layer fits memory; experts are not called by every batch."""
+        if any(len(groups) > 1 or groups[0].is_routed for groups in order):
+            return False
+        widest = max((_linear(layer, groups[0].first).in_features for groups in order), default=0)
+        batches, length, hidden = self._shape
+        return 4 * batches * length * (HELD_STATES * hidden + widest) <= self._memory // 2
+
+    def _in_one_pass(
+        self,
+        index: int,
+        layer: nn.Module,
+        groups: Sequence[InputGroup],
+        originals: Mapping[str, ActivationStore],
+        quantize: Callable[[InputGroup, InputStatistics], None],
+        ranges: KVRanges | None,
+    ) -> None:
+        """Quantize group after group while all batches wait at it; the quantized stream moves on to the output."""
+        batches = list(self._states.batches(self._batch))
+        runs = [functools.partial(self._model.run, index, layer, hidden, cache=ranges) for _, hidden in batches]
+        missing = list(groups)
+        with HaltingPasses(layer, groups, runs) as passes:
+            for group, inputs in passes:
+                statistics = self._no_statistics(layer, group)
+                store = originals.get(group.first)
+                for (start, hidden), x in zip(batches, inputs, strict=True):
+                    statistics.add(x, None if store is None else store.get(start, start + len(hidden)))
+                quantize(group, statistics)
+                missing.remove(group)
+        for group in missing:
+            quantize(group, self._no_statistics(layer, group))
+        for (start, _), output in zip(batches, passes.outputs, strict=True):
+            self._states.put(start, output)
 
     def _check_finite(self, layer: nn.Module, modules: Mapping[str, str]) -> None:
         for local, name in modules.items():
@@ -181,18 +228,19 @@ class CalibratedLayers:
                 self._originals.put(start, self._model.run(index, layer, hidden))
         return stores
 
+    def _no_statistics(self, layer: nn.Module, group: InputGroup) -> InputStatistics:
+        """To be filled."""
+        return InputStatistics(
+            _linear(layer, group.first).in_features,
+            self._model.device,
+            with_products=self._quantize.needs_products,
+            with_deviation=self._quantize.needs_originals and not group.is_routed,
+        )
+
     def _statistics(
         self, index: int, layer: nn.Module, groups: Sequence[InputGroup], originals: dict[str, ActivationStore]
     ) -> dict[str, InputStatistics]:
-        statistics = {
-            group.first: InputStatistics(
-                _linear(layer, group.first).in_features,
-                self._model.device,
-                with_products=self._quantize.needs_products,
-                with_deviation=self._quantize.needs_originals and not group.is_routed,
-            )
-            for group in groups
-        }
+        statistics = {group.first: self._no_statistics(layer, group) for group in groups}
         for start, hidden in self._states.batches(self._batch):
             end = start + len(hidden)
 

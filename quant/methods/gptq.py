@@ -82,9 +82,13 @@ def quantize_gptq(
         return _to_nearest(weight, scheme, options, hessian, "no calibration token reached it")
     for damping in _dampings(options.damping, hessian):
         damped = _damped(hessian, damping)
-        target = _target(weight, statistics, damped, options.correction)
-        packed = None if target is None else _rounded(target, hessian, damped, scheme, options)
-        if packed is not None and target is not None:
+        columns = _order(hessian.diagonal(), scheme, options.order)
+        factor = _cholesky(damped[columns][:, columns])
+        if factor is None:
+            continue
+        target = _target(weight, statistics, columns, factor, options.correction)
+        packed = _rounded(target, hessian, damped, columns, factor, scheme, options)
+        if packed is not None:
             error = output_error(target, packed, hessian)
             worse = _why_not(packed, target, hessian, scheme, options)
             if worse is None:
@@ -143,29 +147,39 @@ def _damped(hessian: Tensor, damping: float) -> Tensor:
     return damped
 
 
-def _target(weight: Tensor, statistics: InputStatistics, damped: Tensor, correction: float) -> Tensor | None:
-    """The weight whose outputs on the quantized model's inputs are closest to the original model's outputs.
+def _target(weight: Tensor, statistics: InputStatistics, columns: Tensor, factor: Tensor, correction: float) -> Tensor:
+    """The weight W + c W D H^-1, for the deviation D and the Cholesky ``factor`` of the damped H[columns, columns].
 
-    None where the Hessian has no Cholesky factor.
+    Its outputs on the quantized model's inputs are closest to the original model's outputs.
     """
-    target = weight.to(damped.dtype)
+    target = weight.to(factor.dtype)
     if statistics.deviation is None or not correction:
         return target
-    solved = _solve(damped, statistics.deviation.to(damped))
-    return None if solved is None else target + correction * (target @ solved)
+    missing = (target @ statistics.deviation.to(factor))[:, columns]
+    moved = torch.empty_like(target)
+    moved[:, columns] = torch.cholesky_solve(missing.T, factor).T
+    return target.add(moved, alpha=correction)
 
 
 def _rounded(
-    target: Tensor, hessian: Tensor, damped: Tensor, scheme: WeightOnly, options: GPTQOptions
+    target: Tensor,
+    hessian: Tensor,
+    damped: Tensor,
+    columns: Tensor,
+    factor: Tensor,
+    scheme: WeightOnly,
+    options: GPTQOptions,
 ) -> PackedWeight | None:
-    """None where the Hessian has no Cholesky factor, or the result is not finite."""
+    """None where the inverse has no Cholesky factor, or the result is not finite.
+
+    ``columns`` in their rounding order, ``factor`` of ``damped`` in that order.
+    """
     dead = hessian.diagonal() <= 0
-    columns = _order(hessian.diagonal(), scheme, options.order)
-    factor = _inverse_factor(damped[columns][:, columns])
-    if factor is None:
+    spread = _inverse_factor(factor)
+    if spread is None:
         return None
     grids = _static_grids(target, scheme, dead, positive=options.positive) if options.order == "static" else None
-    sweep = _Sweep(target.T[columns].float().contiguous(), factor.float(), scheme, columns, dead[columns], grids)
+    sweep = _Sweep(target.T[columns].float().contiguous(), spread.float(), scheme, columns, dead[columns], grids)
     sweep.positive = options.positive
     sweep.run()
     is_cut = options.order == "full" and scheme.group_size != -1
@@ -180,17 +194,14 @@ def _rounded(
     return packed if bool(packed.scales.isfinite().all()) else None
 
 
-def _solve(damped: Tensor, deviation: Tensor) -> Tensor | None:
-    """D H^-1 for the deviation D."""
-    factor, info = torch.linalg.cholesky_ex(damped)
-    return None if int(info) else torch.cholesky_solve(deviation.T, factor).T
+def _cholesky(matrix: Tensor) -> Tensor | None:
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    return None if int(info) else factor
 
 
-def _inverse_factor(damped: Tensor) -> Tensor | None:
-    """U upper triangular with U^T U = H^-1: row i says how column i's error spreads over later columns."""
-    factor, info = torch.linalg.cholesky_ex(damped)
-    if int(info):
-        return None
+def _inverse_factor(factor: Tensor) -> Tensor | None:
+    """U upper triangular with U^T U = H^-1 from H's Cholesky factor: row i says how column i's error spreads over
+    later columns."""
     upper, info = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
     return None if int(info) or not bool(upper.isfinite().all()) else upper
 
@@ -202,10 +213,11 @@ def inverse_diagonal(hessian: Tensor, damping: float) -> Tensor:
     """
     for amount in _dampings(damping, hessian):
         columns = hessian.diagonal().argsort(descending=True, stable=True)
-        factor = _inverse_factor(_damped(hessian, amount)[columns][:, columns])
-        if factor is not None:
+        factor = _cholesky(_damped(hessian, amount)[columns][:, columns])
+        spread = None if factor is None else _inverse_factor(factor)
+        if spread is not None:
             weights = torch.empty_like(hessian.diagonal())
-            weights[columns] = factor.diagonal().square().reciprocal()
+            weights[columns] = spread.diagonal().square().reciprocal()
             return weights
     return hessian.diagonal()
 

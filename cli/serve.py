@@ -10,7 +10,7 @@ import shlex
 from typing import Any
 
 from .. import env
-from ..server.config import GENERATION_CONFIGS, REASONING_PARSERS, TOOL_PARSERS, ServerConfig
+from ..server.config import GENERATION_CONFIGS, REASONING_PARSERS, RERANKERS, TOOL_PARSERS, ServerConfig
 from .engine_options import add_engine_arguments, engine_config
 from .parser import byte_size, natural_int, number, positive_int
 
@@ -61,6 +61,10 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "--reasoning-parser": (
         "reasoning_parser",
         {"choices": REASONING_PARSERS, "help": "how the model marks its thoughts (default: as its template shows)"},
+    ),
+    "--reranker": (
+        "reranker",
+        {"choices": RERANKERS, "help": "the prompt by which the model judges documents (default: by its name)"},
     ),
     "--grace-seconds": (
         "grace_seconds",

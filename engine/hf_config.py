@@ -17,6 +17,8 @@ ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("float32", "float16", "bfloat16")
 
+_CLASSIFIER = "ForSequenceClassification"
+
 
 def parse_config(
     raw: dict[str, Any],
@@ -81,6 +83,7 @@ def _build(
         logit_soft_cap=soft_caps[1],
         fused_projections=family.fused_projections,
         experts=None if family.experts is None else _experts(raw, family.experts, layers),
+        num_labels=_num_labels(raw),
         dtype=_dtype(raw, family),
         eos_token_ids=_eos_ids(raw, generation, tokenizer_eos),
         quantization=quantization,
@@ -92,9 +95,30 @@ def _architecture(raw: dict[str, Any]) -> str:
     names = raw.get("architectures") or []
     by_type = {family.model_type: name for name, family in FAMILIES.items()}
     name = names[0] if names else by_type.get(raw.get("model_type", ""), raw.get("model_type"))
+    if _is_classifier(raw):
+        # The same decoder; `num_labels` says that it has another head.
+        name = str(name).removesuffix(_CLASSIFIER) + "ForCausalLM"
+    if name not in FAMILIES and _is_classifier(raw):
+        raise UnsupportedError(
+            f"architecture {names[0]!r} is not served: classifiers are served on causal decoders "
+            f"({', '.join(known.removesuffix('ForCausalLM') for known in FAMILIES)}), whose last token has seen the "
+            "whole text; encoders such as BERT attend in both directions"
+        )
     if name not in FAMILIES:
         raise UnsupportedError(f"architecture {name!r} is not served; served are {', '.join(FAMILIES)}")
     return str(name)
+
+
+def _is_classifier(raw: dict[str, Any]) -> bool:
+    return str((raw.get("architectures") or [""])[0]).endswith(_CLASSIFIER)
+
+
+def _num_labels(raw: dict[str, Any]) -> int:
+    """Labels of a classifier, 0 for a language model; configs name the labels, or count them, or mean two."""
+    if not _is_classifier(raw):
+        return 0
+    labels = raw.get("id2label")
+    return len(labels) if isinstance(labels, dict) and labels else int(number(raw, "num_labels", 2))
 
 
 def _refuse_variants(raw: dict[str, Any]) -> None:

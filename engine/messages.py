@@ -12,6 +12,8 @@ class EngineRequest:
     """One prompt to complete ``params.n`` times. ``params.seed`` is set before a request reaches the core.
 
     With ``pooling`` (last, mean or cls) nothing is generated: the answer is one vector of the prompt's hidden states.
+    With ``pooling`` score it is what the head says of the last token: a classifier's labels, or the logits of
+    ``score_tokens``.
     """
 
     request_id: str
@@ -20,6 +22,7 @@ class EngineRequest:
     cache_salt: str | None = None
     adapter: str | None = None
     pooling: str | None = None
+    score_tokens: list[int] = field(default_factory=list)
     arrival_time: float = 0.0
 
 
@@ -91,6 +94,7 @@ class EngineInfo:
 
     ``num_blocks`` usable KV blocks of ``block_size`` tokens. ``kernels`` is the kernel report, one row per choice.
     ``pooling`` and ``normalize`` are how the model's authors make embeddings, ``pooling_error`` why that is not served.
+    ``num_labels`` above 0: a classifier, which generates nothing.
     """
 
     model_name: str
@@ -105,3 +109,4 @@ class EngineInfo:
     pooling: str = "last"
     normalize: bool = True
     pooling_error: str | None = None
+    num_labels: int = 0

@@ -59,6 +59,7 @@ class ModelConfig:
     normalized too. Attention scores are scaled by ``query_scalar ** -0.5`` (None: the head size). Soft caps are 0.0
     where there are none. ``fused_projections``: q, k and v, and gate and up, are one tensor each in the checkpoint.
     ``eos_token_ids`` joins config.json, generation_config.json and the tokenizer.
+    ``num_labels`` above 0: a classifier of the last token's hidden state stands in place of the head.
     ``generation`` holds the sampling defaults that the model's authors ship (temperature, top_k, ...).
     """
 
@@ -90,6 +91,7 @@ class ModelConfig:
     logit_soft_cap: float = 0.0
     fused_projections: bool = False
     experts: ExpertsConfig | None = None
+    num_labels: int = 0
     dtype: str = "float32"
     eos_token_ids: frozenset[int] = frozenset()
     quantization: dict[str, Any] | None = None

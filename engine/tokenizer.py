@@ -97,6 +97,10 @@ class Tokenizer:
             return self._pipeline.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return self._pipeline.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts as the tokenizer joins them, special tokens and all."""
+        return self._pipeline.encode(first, second).ids
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; incomplete UTF-8 becomes U+FFFD. Only tokens flagged special are ever skipped."""
         text = self._pipeline.decode(list(ids), skip_special_tokens=skip_special_tokens)

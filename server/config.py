@@ -10,6 +10,7 @@ GENERATION_CONFIGS = ("auto", "none")
 TOOL_PARSERS = (
     "auto", "hermes", "llama3", "mistral", "mistral_args", "deepseek_v3", "deepseek_v31", "glm", "gpt_oss", "json",
 )  # fmt: skip
+RERANKERS = ("auto", "none", "qwen3")
 REASONING_PARSERS = ("auto", "none", "think", "gpt_oss")
 
 
@@ -26,6 +27,7 @@ class ServerConfig:
     ``generation_config``  ``auto``: the model's own sampling defaults lie over OpenAI's; ``none``: OpenAI's only.
     ``tool_parser``        how the model writes calls of tools; ``auto``: as its chat template shows.
     ``reasoning_parser``   how it marks its thoughts; ``auto`` as well, ``none``: they are text.
+    ``reranker``           the prompt by which a model judges a query and a document; ``auto``: by the model's name.
     ``grace_seconds``      how long running requests may go on after SIGTERM.
     ``max_body_bytes``     larger request bodies get a 413.
     ``max_open_requests``  requests being answered at once; one more gets a 503 with Retry-After.
@@ -46,6 +48,7 @@ class ServerConfig:
     generation_config: str = "auto"
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
+    reranker: str = "auto"
     grace_seconds: float = 30.0
     max_body_bytes: int = 16 << 20
     max_open_requests: int = 4096
@@ -59,7 +62,8 @@ class ServerConfig:
             raise ConfigError(
                 f"generation_config is {self.generation_config!r}; it must be one of {', '.join(GENERATION_CONFIGS)}"
             )
-        for name, accepted in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+        options = (("tool_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS), ("reranker", RERANKERS))
+        for name, accepted in options:
             if getattr(self, name) not in accepted:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(accepted)}")
         if not 0 <= self.port <= 65535:

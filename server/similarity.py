@@ -1,4 +1,4 @@
-"""``POST /v1/score`` and ``POST /v1/rerank``: how alike texts are, as the cosine of their embeddings."""
+"""``POST /v1/score`` and ``POST /v1/rerank``: how well texts go together."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from starlette.responses import Response
 from ..errors import RequestError
 from .answer import json_response, read_body
 from .embeddings import MAX_INPUTS, EmbeddingUsage
+from .scoring import Scores, prepare_scores
 from .state import state_of
-from .vectors import Vectors, prepare_vectors, unit
 
 
 class ScoreRequest(msgspec.Struct, kw_only=True):
@@ -24,6 +24,7 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
     model: str
     text_1: str | list[str]
     text_2: str | list[str]
+    instruction: str | None = None
 
     def check(self) -> None:
         """RequestError for numbers of texts that make no pairs."""
@@ -48,6 +49,7 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     documents: list[str | dict[str, Any]]
     top_n: int | None = None
     return_documents: bool = True
+    instruction: str | None = None
 
     def check(self) -> None:
         """RequestError for no documents, too many, or one without a text."""
@@ -64,40 +66,41 @@ class RerankRequest(msgspec.Struct, kw_only=True):
 
 
 async def create_score(request: Request) -> Response:
-    """The cosine of each pair."""
+    """The score of each pair."""
     arrival = time.monotonic()
+    state = state_of(request)
     body = await read_body(request, ScoreRequest)
     first, second = body.pair()
-    places = [*_places("text_1", body.text_1, first), *_places("text_2", body.text_2, second)]
-    vectors = await prepare_vectors(state_of(request), places, arrival)
-    rows = await _directions(request, vectors)
-    scores = np.sum(rows[: len(first)] * rows[len(first) :], axis=1)
-    data = [{"index": index, "object": "score", "score": float(score)} for index, score in enumerate(scores)]
+    scores = await prepare_scores(
+        state,
+        _places("text_1", body.text_1, first),
+        _places("text_2", body.text_2, second),
+        arrival,
+        body.instruction,
+    )
+    computed = await scores.compute(state, request.receive)
+    data = [{"index": index, "object": "score", "score": float(score)} for index, score in enumerate(computed)]
     answer = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": body.model}
-    return json_response({**answer, "data": data, "usage": _usage(vectors)})
+    return json_response({**answer, "data": data, "usage": _usage(scores)})
 
 
 async def create_rerank(request: Request) -> Response:
-    """The documents by their cosine with the query, best first."""
+    """The documents by their score with the query, best first."""
     arrival = time.monotonic()
+    state = state_of(request)
     body = await read_body(request, RerankRequest)
     texts = body.texts()
-    places = [("query", body.query), *((f"documents[{index}]", text) for index, text in enumerate(texts))]
-    vectors = await prepare_vectors(state_of(request), places, arrival)
-    rows = await _directions(request, vectors)
-    scores = rows[1:] @ rows[0]
+    places = [(f"documents[{index}]", text) for index, text in enumerate(texts)]
+    scores = await prepare_scores(state, [("query", body.query)], places, arrival, body.instruction)
+    computed = await scores.compute(state, request.receive)
     results = []
-    for index in np.argsort(-scores, kind="stable")[: body.top_n].tolist():
-        result: dict[str, Any] = {"index": index, "relevance_score": float(scores[index])}
+    for index in np.argsort(-computed, kind="stable")[: body.top_n].tolist():
+        result: dict[str, Any] = {"index": index, "relevance_score": float(computed[index])}
         if body.return_documents:
             result["document"] = {"text": texts[index]}
         results.append(result)
     answer = {"id": f"rerank-{uuid.uuid4().hex}", "model": body.model, "results": results}
-    return json_response({**answer, "usage": _usage(vectors)})
-
-
-async def _directions(request: Request, vectors: Vectors) -> Any:
-    return unit(await state_of(request).open_requests.run(request.receive, vectors.compute())).astype(np.float64)
+    return json_response({**answer, "usage": _usage(scores)})
 
 
 def _places(name: str, given: str | list[str], texts: list[str]) -> list[tuple[str, str]]:
@@ -106,5 +109,5 @@ def _places(name: str, given: str | list[str], texts: list[str]) -> list[tuple[s
     return [(f"{name}[{index}]", text) for index, text in enumerate(texts)]
 
 
-def _usage(vectors: Vectors) -> EmbeddingUsage:
-    return EmbeddingUsage(prompt_tokens=vectors.num_prompt_tokens, total_tokens=vectors.num_prompt_tokens)
+def _usage(scores: Scores) -> EmbeddingUsage:
+    return EmbeddingUsage(prompt_tokens=scores.num_prompt_tokens, total_tokens=scores.num_prompt_tokens)

@@ -46,6 +46,8 @@ class ServerState:
         self.metrics = Metrics(self)
         self.token_texts: TokenTexts
         self.style: Style
+        # The prompt of a reranker, None for a model that is none.
+        self.reranker: str | None = None
         self.database = Database(_path(config.state_dir))
         self._shared: dict[type[Any], Any] = {}
         # Past the gate, for the server's own requests.
@@ -57,6 +59,7 @@ class ServerState:
         self.token_texts = TokenTexts(client.tokenizer)
         template = client.tokenizer.template_text
         self.style = choose_style(template, self.config.tool_parser, self.config.reasoning_parser)
+        self.reranker = choose_reranker(self.config.reranker, client.config.model)
         self.served_names = self.served_names or (default_name(client.config.model),)
         self.client = client
 
@@ -115,6 +118,13 @@ def default_name(model: str) -> str:
     if path.is_dir():
         return path.resolve().name
     return path.stem if path.is_file() else model
+
+
+def choose_reranker(option: str, model: str) -> str | None:
+    """The reranker's prompt that the option names, or that goes with the model's name."""
+    if option == "auto":
+        return "qwen3" if "qwen3-reranker" in default_name(model).lower() else None
+    return None if option == "none" else option
 
 
 def _path(text: str | None) -> Path | None:

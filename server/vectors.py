@@ -60,6 +60,7 @@ async def prepare_vectors(
     pooling: str | None = None,
     normalize: bool | None = None,
     dimensions: int | None = None,
+    score_tokens: Sequence[int] = (),
     **options: Any,
 ) -> Vectors:
     """``prompts`` are (field name, text or token ids). RequestError, ContextLengthError, UnsupportedError."""
@@ -80,7 +81,7 @@ async def prepare_vectors(
             raise ContextLengthError(str(error), param=place) from None
         except RequestError as error:
             raise RequestError(str(error), param=place if error.param == "prompt" else error.param) from None
-        requests.append(replace(request, pooling=pooling or info.pooling))
+        requests.append(replace(request, pooling=pooling or info.pooling, score_tokens=list(score_tokens)))
     generation = Generation(client, requests, state.metrics, arrival)
     wanted = info.normalize if normalize is None else normalize
     return Vectors(generation, normalize=wanted, num_dimensions=dimensions or info.hidden_size)

@@ -13,7 +13,7 @@ from .pooler import POOLINGS, Pooler
 from .request import Sample
 
 
-def check_request(request: EngineRequest, plan: KVPlan, vocab_size: int) -> None:
+def check_request(request: EngineRequest, plan: KVPlan, vocab_size: int, num_labels: int = 0) -> None:
     """Refuse what cannot be computed (RequestError, ContextLengthError); nothing has been stored by then."""
     prompt = request.prompt_token_ids
     if not prompt:
@@ -31,7 +31,24 @@ def check_request(request: EngineRequest, plan: KVPlan, vocab_size: int) -> None
         raise RequestError(f"pooling is {request.pooling!r}; it must be one of {', '.join(POOLINGS)}", param="pooling")
     if request.pooling is not None and request.params.n != 1:
         raise RequestError(f"a pooling request has one answer, but n is {request.params.n}", param="n")
+    if request.pooling is None and num_labels:
+        raise RequestError(
+            "this model is a classifier and generates no text; ask it to score texts (/v1/score, /v1/rerank)",
+            param="model",
+        )
+    if request.pooling == "score":
+        _check_score_tokens(request.score_tokens, vocab_size, num_labels)
     request.params.check_vocabulary(vocab_size)
+
+
+def _check_score_tokens(tokens: list[int], vocab_size: int, num_labels: int) -> None:
+    if num_labels and tokens:
+        raise RequestError("score_tokens are for language models; this model has labels", param="score_tokens")
+    if not num_labels and not (tokens and all(0 <= token < vocab_size for token in tokens)):
+        raise RequestError(
+            f"score_tokens is {tokens}; a language model scores by tokens, whose ids go from 0 to {vocab_size - 1}",
+            param="score_tokens",
+        )
 
 
 def make_samples(request: EngineRequest, plan: KVPlan, eos_token_ids: frozenset[int], first_order: int) -> list[Sample]:

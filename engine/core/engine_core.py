@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -130,13 +131,14 @@ class EngineCore:
             pooling=self._pooling.kind,
             normalize=self._pooling.normalize,
             pooling_error=self._pooling.error,
+            num_labels=self._model.config.num_labels,
         )
 
     def add_request(self, request: EngineRequest) -> None:
         """Queue a request (RequestError, ContextLengthError: nothing of it was kept)."""
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another", param="request_id")
-        check_request(request, self._plan, self._vocab_size)
+        check_request(request, self._plan, self._vocab_size, self._model.config.num_labels)
         compiling = self._grammars.start(request.params)
         samples = make_samples(request, self._plan, self._model.config.eos_token_ids, self._next_order)
         self._next_order += len(samples)
@@ -242,7 +244,8 @@ class EngineCore:
 
     def _finish_pooled(self, sample: Sample) -> TokenOutput:
         assert sample.pooler is not None
-        embedding = sample.pooler.result()
+        scores = sample.request.pooling == "score"
+        embedding = sample.pooler.result(partial(self._scores, sample.request.score_tokens) if scores else None)
         self._counters.num_cached_tokens += sample.num_cached_tokens
         self._finish(sample)
         return TokenOutput(
@@ -252,6 +255,11 @@ class EngineCore:
             error="the hidden states are not finite" if embedding is None else None,
             embedding=embedding,
         )
+
+    def _scores(self, tokens: list[int], hidden: Tensor) -> Tensor:
+        """hidden [K] -> the head's numbers for ``tokens``, or for each label, float32."""
+        logits = self._model.compute_logits(hidden[None].to(self._model.dtype))[0]
+        return logits[tokens] if tokens else logits
 
     def _advance(self, sample: Sample, token: int | None, logprobs: TokenLogprobs | None) -> TokenOutput:
         """Append a drawn token to its sample and end the sample where it ends."""

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...kernels.attention_batch import AttentionBatch
 from ...kernels.kv_layout import KVCache
-from ..layers.embedding import Head
+from ..layers.embedding import Embedding, Head
+from ..layers.label_head import LabelHead
 from ..layers.mlp import GatedMLP
 from ..layers.rope import RotaryEmbedding, Rotation
 from ..model_config import ModelConfig
@@ -87,11 +88,7 @@ class Decoder:
             if progress is not None:
                 progress(index + 1, config.num_layers)
         self._norm = norm(config, "model.norm", loader)
-        if config.tie_word_embeddings:
-            head = loader.tied_head("lm_head", self._embedding)
-        else:
-            head = loader.linear({"lm_head": config.vocab_size}, config.hidden_size, bias=False)
-        self._head = Head(head, config.logit_soft_cap)
+        self._head = _head(config, loader, self._embedding)
         self.weight_bytes = loader.weight_bytes
         self.memory_bytes = loader.memory_bytes
         self.kv_dtype = loader.kv_cache.dtype
@@ -109,6 +106,16 @@ class Decoder:
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)
+
+
+def _head(config: ModelConfig, loader: Loader, embedding: Embedding) -> Head | LabelHead:
+    if config.num_labels:
+        return LabelHead(loader.tensor("score.weight", (config.num_labels, config.hidden_size)))
+    if config.tie_word_embeddings:
+        head = loader.tied_head("lm_head", embedding)
+    else:
+        head = loader.linear({"lm_head": config.vocab_size}, config.hidden_size, bias=False)
+    return Head(head, config.logit_soft_cap)
 
 
 def _ropes(config: ModelConfig, num_positions: int, loader: Loader) -> list[RotaryEmbedding]:

@@ -101,6 +101,10 @@ class Loader:
         """An RMS norm over ``size`` features; ``offset`` is added to its weights."""
         return RMSNorm(self._plain(f"{module}.weight", (size,)), eps, self.kernels, offset)
 
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A parameter that is no layer of its own, in the model's dtype."""
+        return self._plain(name, shape)
+
     def embedding(self, module: str, vocab_size: int, size: int, scale: float = 1.0) -> Embedding:
         """The token embedding [V,K], whose rows are multiplied by ``scale``; it may stay packed."""
         packed = self._packed_embedding(module, (vocab_size, size))

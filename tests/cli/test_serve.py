@@ -45,6 +45,7 @@ def test_every_field_has_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         "--tls-keyfile": "key.pem",
         "--tool-parser": "hermes",
         "--reasoning-parser": "think",
+        "--reranker": "qwen3",
         "--state-dir": "state",
         "--quantize": "rtn:4:32",
         "--max-num-seqs": "3",
@@ -69,6 +70,7 @@ def test_every_field_has_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         tls_keyfile="key.pem",
         tool_parser="hermes",
         reasoning_parser="think",
+        reranker="qwen3",
         state_dir="state",
         access_log=True,
     )

@@ -36,6 +36,7 @@ class EngineConfig:
     ``max_num_batched_tokens``  token budget of one step.
     ``max_num_seqs``            rows of the persistent batch: requests computed at once.
     ``num_threads``             CPU threads for the model; None: the cores this process may use.
+    ``enforce_eager``           compute every step operation by operation, without recorded graphs.
     ``allow_pickle``            read the tensors of a pickled checkpoint where there is no safetensors file.
     """
 
@@ -55,6 +56,7 @@ class EngineConfig:
     seed: int = 0
     num_threads: int | None = None
     strict_kernels: bool = False
+    enforce_eager: bool = False
     allow_pickle: bool = False
     chat_template: str | None = None
 

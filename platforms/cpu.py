@@ -10,6 +10,7 @@ import torch
 from . import cpu_threads
 from .cgroup import cpu_quota, memory_limit
 from .cpu_info import allowed_cpus, cpu_info
+from .graphs import GraphRecorder
 from .interface import MemoryInfo, Platform
 from .spec import DeviceSpec
 
@@ -53,6 +54,13 @@ class CpuPlatform(Platform):
         count = num_threads or self.spec.num_cores
         cpu_threads.set_num_threads(count)
         torch.set_num_threads(count if torch_too else 1)
+
+    def graphs(self) -> GraphRecorder | str:
+        # The compiled kernels' own: platforms know of kernels here alone, and only once they are asked.
+        from ..kernels.cpu.library import unavailable
+        from ..kernels.cpu.tape import TapeRecorder
+
+        return unavailable() or TapeRecorder()
 
     def describe(self) -> dict[str, str]:
         return super().describe() | {"threads": str(cpu_threads.num_threads())}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .graphs import GraphRecorder
 from .spec import DeviceSpec
 
 
@@ -43,6 +44,10 @@ class Platform(ABC):
         Without ``torch_too`` torch's own operations get one thread on the CPU: right for a model whose products and
         attention the platform's kernels compute, since torch's workers spin between operations and take cores away.
         """
+
+    def graphs(self) -> GraphRecorder | str:
+        """A recorder of steps, or why this device has none, in words."""
+        return f"steps are not recorded on {self.spec.arch}"
 
     def describe(self) -> dict[str, str]:
         """Facts for ``twofold doctor``, in reading order."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from ...errors import ContextLengthError, RequestError
 from ...kernels.attention_batch import AttentionBatch
 from ...kernels.problems import PlainProblem, dtype_name
+from ...log import get_logger
 from ...platforms import Platform
 from ..config import EngineConfig
 from ..grammar.compiler import GrammarCompiler
@@ -22,6 +23,7 @@ from ..pooling import Pooling
 from .admission import check_request, make_samples
 from .batch import Batch
 from .block_pool import BlockPool
+from .decode_graphs import DecodeGraphs, GraphStats
 from .kv_cache import KVPlan, allocate_kv_caches, plan_kv_cache
 from .prefix_cache import PrefixCache
 from .request import Sample
@@ -31,6 +33,8 @@ from .scheduler import Scheduler
 if TYPE_CHECKING:
     from ..grammar.constraint import Constraint
     from ..models.model import Model
+
+logger = get_logger(__name__)
 
 # How long a step with nothing to compute waits for a grammar, in seconds.
 _COMPILE_POLL = 0.01
@@ -99,6 +103,7 @@ class EngineCore:
             block_size=config.block_size,
             max_num_tokens=config.max_num_batched_tokens,
         )
+        self._graphs, self._no_graphs = self._make_graphs(platform)
         self._runner = ModelRunner(
             model=model,
             batch=batch,
@@ -107,6 +112,7 @@ class EngineCore:
             copy_blocks=kernels.select("copy_blocks", PlainProblem(model.dtype)),
             kernels=kernels,
             vocab_size=self._vocab_size,
+            graphs=self._graphs,
         )
         self._grammars = GrammarCompiler(vocabulary, self._vocab_size, model.config.eos_token_ids)
         self._compiling: dict[str, Future[list[Constraint]]] = {}
@@ -115,6 +121,21 @@ class EngineCore:
         self._counters = EngineStats(num_blocks=self._plan.num_blocks)
         self._next_order = 0
         self._pooling = Pooling()
+
+    def _make_graphs(self, platform: Platform) -> tuple[DecodeGraphs | None, str]:
+        """The graphs of decode steps; without them the reason, in words."""
+        recorder = "the option enforce_eager" if self._config.enforce_eager else platform.graphs()
+        if isinstance(recorder, str):
+            logger.info("decode steps run without graphs: %s", recorder)
+            return None, recorder
+        num_columns = -(-self._plan.max_model_len // self._plan.block_size)
+        rows = self._config.max_num_seqs
+        return DecodeGraphs(self._model, self._caches, recorder, self._device, rows, num_columns), ""
+
+    @property
+    def graphs(self) -> GraphStats:
+        """How decode steps are recorded so far."""
+        return GraphStats(refused=self._no_graphs) if self._graphs is None else self._graphs.stats
 
     def info(self) -> EngineInfo:
         """What a client needs to know; the kernel report is complete once the model is loaded."""

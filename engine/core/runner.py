@@ -15,6 +15,7 @@ from ...kernels.kv_layout import KVCache
 from ..grammar.masks import MaskMaker, TokenMasks
 from ..messages import TokenLogprobs
 from .batch import Batch, StepInputs
+from .decode_graphs import DecodeGraphs
 from .logprobs import token_logprobs
 from .request import Sample
 from .sampler import Kernels, Sampler
@@ -54,6 +55,7 @@ class ModelRunner:
         copy_blocks: CopyBlocks,
         kernels: Kernels,
         vocab_size: int,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
         self._batch = batch
@@ -63,6 +65,7 @@ class ModelRunner:
         self._vocab_size = vocab_size
         self._sampler = Sampler(batch, vocab_size, kernels)
         self._masks = MaskMaker(vocab_size)
+        self._graphs = graphs
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -72,24 +75,41 @@ class ModelRunner:
         inputs = self._batch.inputs(plan, self._device)
         # Masks take their time beside the model, not after it.
         masks = self._masks.start([plan.samples[place].constraint for place in inputs.drawing.tolist()])
-        hidden = self._model.forward(inputs.input_ids, inputs.positions, self._caches, inputs.attention)
+        hidden, logits = self._compute(plan, inputs)
         for place, sample in enumerate(plan.samples):
             if sample.wants_prompt_logprobs:
                 self._read_prompt_logprobs(sample, hidden, inputs, place)
         pooled = [sample for place, sample in enumerate(plan.samples) if _pool(sample, hidden, inputs, place)]
-        result = self._draw(plan, hidden, inputs, masks)
+        result = self._draw(plan, hidden, logits, inputs, masks)
         result.pooled = pooled
         return result
 
-    def _draw(self, plan: StepPlan, hidden: Tensor, inputs: StepInputs, masks: Future[TokenMasks] | None) -> StepResult:
+    def _compute(self, plan: StepPlan, inputs: StepInputs) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [T,K], and the logits of all T where a recorded step has computed them as well."""
+        # Poolers keep hidden states from one step to the next, recorded steps overwrite them.
+        if self._graphs is not None and all(sample.pooler is None for sample in plan.samples):
+            results = self._graphs.run(inputs)
+            if results is not None:
+                return results
+        return self._model.forward(inputs.input_ids, inputs.positions, self._caches, inputs.attention), None
+
+    def _draw(
+        self,
+        plan: StepPlan,
+        hidden: Tensor,
+        logits: Tensor | None,
+        inputs: StepInputs,
+        masks: Future[TokenMasks] | None,
+    ) -> StepResult:
         drawing = inputs.drawing
         if len(drawing) == 0:
             return StepResult()
         last = inputs.starts[drawing] + inputs.counts[drawing] - 1
-        if len(last) != len(hidden):
-            hidden = hidden[torch.from_numpy(last).to(self._device, non_blocking=True)]
+        chosen = hidden if logits is None else logits
+        if len(last) != len(chosen):
+            chosen = chosen[torch.from_numpy(last).to(self._device, non_blocking=True)]
         rows = inputs.rows[drawing]
-        logits = self._model.compute_logits(hidden)
+        logits = self._model.compute_logits(chosen) if logits is None else chosen
         drawn = self._sampler.sample(logits, rows, None if masks is None else masks.result())
         self._batch.append_tokens(rows, drawn.tokens)
         tokens = [

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...kernels.kernel_set import KernelSet
+from ...kernels.problems import PlainProblem
 from ...quant.canonical import PackedWeight, dequantize
 from .linear import Linear
 
@@ -22,6 +25,12 @@ class Embedding:
         self.weight = weight
         self._dtype = dtype or (torch.float32 if isinstance(weight, PackedWeight) else weight.dtype)
         self._scale = float(torch.tensor(scale, dtype=self._dtype))
+        self._embed: Callable[[Tensor, PackedWeight], Tensor] | None = None
+
+    def select_kernel(self, kernels: KernelSet) -> None:
+        """Look rows of a packed weight up in one kernel where the device has one."""
+        if isinstance(self.weight, PackedWeight):
+            self._embed = kernels.select_fused("embed_packed", PlainProblem(self._dtype))
 
     def __call__(self, input_ids: Tensor) -> Tensor:
         rows = self._rows(input_ids)
@@ -31,6 +40,8 @@ class Embedding:
         weight = self.weight
         if isinstance(weight, Tensor):
             return F.embedding(input_ids, weight)
+        if self._embed is not None:
+            return self._embed(input_ids, weight)
         chosen = replace(
             weight,
             shape=(input_ids.numel(), weight.shape[1]),
@@ -44,10 +55,15 @@ class Embedding:
 class Head:
     """hidden [R,K] -> logits float32 [R,V]; ``soft_cap`` bounds them smoothly, 0.0 means none."""
 
-    def __init__(self, projection: Linear, soft_cap: float = 0.0) -> None:
+    def __init__(self, projection: Linear, kernels: KernelSet, soft_cap: float = 0.0) -> None:
         self._projection = projection
         self._soft_cap = soft_cap
+        self._bound = kernels.select_fused("soft_cap", PlainProblem(torch.float32)) if soft_cap else None
 
     def __call__(self, hidden: Tensor) -> Tensor:
         logits = self._projection(hidden).float()
-        return logits if not self._soft_cap else (logits / self._soft_cap).tanh_().mul_(self._soft_cap)
+        if not self._soft_cap:
+            return logits
+        if self._bound is not None:
+            return self._bound(logits, self._soft_cap)
+        return (logits / self._soft_cap).tanh_().mul_(self._soft_cap)

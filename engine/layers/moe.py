@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.kernel_set import KernelSet
-from ...kernels.problems import ExpertLinearProblem, MoeRouteProblem
+from ...kernels.problems import ExpertLinearProblem, MoeRouteProblem, PlainProblem
 from ...quant.canonical import CanonicalWeight
 from .linear import Linear
 from .mlp import GatedMLP
@@ -42,12 +42,14 @@ class ExpertLinear:
 class SharedExpert:
     """An expert for every token, times the sigmoid of a gate [1,K]."""
 
-    def __init__(self, mlp: GatedMLP, gate: Linear) -> None:
+    def __init__(self, mlp: GatedMLP, gate: Linear, dtype: torch.dtype, kernels: KernelSet) -> None:
         self._mlp = mlp
         self._gate = gate
+        self._scale = kernels.select_fused("sigmoid_gate", PlainProblem(dtype))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._mlp(x).mul_(torch.sigmoid(self._gate(x)))
+        mixed, gates = self._mlp(x), self._gate(x)
+        return mixed.mul_(torch.sigmoid(gates)) if self._scale is None else self._scale(mixed, gates)
 
 
 class MixtureOfExperts:

@@ -54,20 +54,32 @@ class RotaryEmbedding:
         served_length = num_positions if config.kind == "longrope" else None
         self._frequencies = inverse_frequencies(config, max_position_embeddings, served_length)
         self._table = self._rotate_by(self._frequencies, torch.arange(min(num_positions, _FIRST_ROWS)))
+        self._outgrown: list[Tensor] = []
 
     def rotation(self, positions: Tensor, batch: AttentionBatch) -> Rotation:
         """The rotation of one step's tokens at ``positions`` [T]; made once and used by every layer."""
         if self._config.kind == "dynamic" and batch.max_seq_len > self._trained_length:
             return self._dynamic_rotation(positions, batch)
-        if batch.max_seq_len > len(self._table):
-            # A model's config may promise millions of positions; most are never reached.
-            num_rows = 1 << (batch.max_seq_len - 1).bit_length()
-            self._table = self._rotate_by(self._frequencies, torch.arange(num_rows))
+        self._grow(batch.max_seq_len)
         return Rotation(self._table, positions)
+
+    def reserve(self, seq_len: int) -> int:
+        """Grow the table where needed; returns the longest sequence whose rotation is a row of it."""
+        if self._config.kind == "dynamic" and seq_len > self._trained_length:
+            return self._trained_length
+        self._grow(seq_len)
+        return min(len(self._table), self._trained_length) if self._config.kind == "dynamic" else len(self._table)
 
     def __call__(self, q: Tensor, k: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """q [T,H,D] and k [T,G,D], rotated, possibly in place."""
         return self._apply(q, k, rotation.cos_sin, rotation.rows, False)
+
+    def _grow(self, seq_len: int) -> None:
+        # A model's config may promise millions of positions; most are never reached.
+        if seq_len > len(self._table):
+            num_rows = 1 << (seq_len - 1).bit_length()
+            self._outgrown.append(self._table)  # recorded steps may still read it
+            self._table = self._rotate_by(self._frequencies, torch.arange(num_rows))
 
     def _rotate_by(self, frequencies: Tensor, positions: Tensor) -> Tensor:
         """cos | sin of position times frequency, float32 [P,R] on the device."""

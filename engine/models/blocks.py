@@ -79,6 +79,8 @@ def mixture_of_experts(config: ModelConfig, shape: ExpertsConfig, prefix: str, l
         shared = SharedExpert(
             gated_mlp(config, f"{prefix}.shared_expert", shape.shared_size, loader),
             loader.linear({f"{prefix}.shared_expert_gate": 1}, hidden, bias=False),
+            loader.dtype,
+            loader.kernels,
         )
     return MixtureOfExperts(
         loader.linear({f"{prefix}.gate": shape.num_experts}, hidden, bias=False),

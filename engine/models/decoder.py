@@ -82,6 +82,7 @@ class Decoder:
         self._embedding = loader.embedding(
             "model.embed_tokens", config.vocab_size, config.hidden_size, config.embedding_scale
         )
+        self._embedding.select_kernel(loader.kernels)
         self._layers = []
         for index, rope in enumerate(self._rope_of):
             self._layers.append(DecoderLayer(config, index, block_size, self._ropes[rope], loader))
@@ -103,6 +104,9 @@ class Decoder:
         assert residual is not None, "a decoder has at least one layer"
         return self._norm.add(x, residual)[0]
 
+    def reserve(self, seq_len: int) -> int:
+        return min(rope.reserve(seq_len) for rope in self._ropes)
+
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)
@@ -115,7 +119,7 @@ def _head(config: ModelConfig, loader: Loader, embedding: Embedding) -> Head | L
         head = loader.tied_head("lm_head", embedding)
     else:
         head = loader.linear({"lm_head": config.vocab_size}, config.hidden_size, bias=False)
-    return Head(head, config.logit_soft_cap)
+    return Head(head, loader.kernels, config.logit_soft_cap)
 
 
 def _ropes(config: ModelConfig, num_positions: int, loader: Loader) -> list[RotaryEmbedding]:

@@ -36,6 +36,13 @@ class Model(Protocol):
         """
         ...
 
+    def reserve(self, seq_len: int) -> int:
+        """Prepare for sequences of that length; returns up to which length all steps of one shape do the same work.
+
+        Where less than ``seq_len`` comes back, steps of longer sequences depend on their lengths in another way.
+        """
+        ...
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [R,K] -> logits float32 [R,V]."""
         ...

@@ -358,7 +358,9 @@ static void write_out(const struct attention *p, const struct item *item, const 
     for (ptrdiff_t row = item->first_row; row < item->last_row; row++) {
         float *out = p->out + ((token + row / group) * p->num_heads + item->kv_head * group + row % group) * p->head_size;
         ptrdiff_t r = row - item->first_row;
-        for (ptrdiff_t d = 0; d < p->head_size; d++) out[d] = state->sum[r * width_of(p) + d] / state->total[r];
+        /* A request without a context pads a recorded step: zeros, not 0 / 0. */
+        float total = state->total[r] == 0.0f ? 1.0f : state->total[r];
+        for (ptrdiff_t d = 0; d < p->head_size; d++) out[d] = state->sum[r * width_of(p) + d] / total;
     }
 }
 

@@ -9,10 +9,18 @@ import torch
 
 from ...platforms.spec import DeviceSpec
 from ...quant.scheme import Dense, Offset, WeightOnly
-from ..problems import AttentionProblem, KVWriteProblem, LinearProblem, PlainProblem, SamplingProblem, dtype_name
+from ..problems import (
+    AttentionProblem,
+    KVWriteProblem,
+    LinearProblem,
+    MoeRouteProblem,
+    PlainProblem,
+    SamplingProblem,
+    dtype_name,
+)
 from ..registry import Candidate, Quality, Registry
 from ..sampling_options import MAX_COLUMNS
-from . import attention, elementwise, fused, linear, sampling
+from . import attention, elementwise, embedding, fused, linear, route, sampling
 from .cache_sizes import KV_DTYPES
 from .library import unavailable
 
@@ -26,6 +34,11 @@ def register_cpu_ops(registry: Registry) -> None:
         "add_rms_norm": (_plain, elementwise.add_rms_norm),
         "rope": (_plain, elementwise.rope),
         "silu_and_mul": (_plain, elementwise.silu_and_mul),
+        "gelu_and_mul": (_plain, elementwise.gelu_and_mul),
+        "soft_cap": (_plain, elementwise.soft_cap),
+        "sigmoid_gate": (_plain, elementwise.sigmoid_gate),
+        "embed_packed": (_plain, embedding.embed_packed),
+        "moe_route": (_plain, route.moe_route),
         "argmax": (_sampling, sampling.argmax),
         "draw_tokens": (_sampling, sampling.draw_tokens),
         "edit_logits": (_sampling, sampling.edit_logits),
@@ -77,7 +90,7 @@ def _cache_dtype(dtype: torch.dtype) -> str | None:
     return f"caches are {', '.join(map(dtype_name, KV_DTYPES))} here, not {dtype_name(dtype)}"
 
 
-def _plain(spec: DeviceSpec, problem: PlainProblem) -> str | None:
+def _plain(spec: DeviceSpec, problem: PlainProblem | MoeRouteProblem) -> str | None:
     return _float32(problem.dtype)
 
 

@@ -8,6 +8,9 @@
 /* Elements that are worth claiming by themselves, some microseconds. */
 #define PIECE_ELEMENTS (1 << 14)
 
+#define GELU_SLOPE 1.5957691216057308f
+#define GELU_CUBE 0.044715f
+
 struct norm {
     const float *x;
     ptrdiff_t rows, inner, outer_stride, inner_stride, size;
@@ -107,6 +110,80 @@ static void silu_rows(void *arg, ptrdiff_t row, ptrdiff_t last) {
         }
         for (ptrdiff_t i = whole; i < p->size; i++) out[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
     }
+}
+
+/* gelu by its approximation, g times the logistic function of 2 sqrt(2/pi) (g + 0.044715 g^3), or by the error function. */
+static void gelu_tanh_rows(void *arg, ptrdiff_t row, ptrdiff_t last) {
+    const struct gate *p = arg;
+    ptrdiff_t whole = p->size / LANES * LANES;
+    for (; row < last; row++) {
+        const float *gate = p->x + row * p->stride, *up = gate + p->size;
+        float *out = p->out + row * p->size;
+        for (ptrdiff_t i = 0; i < whole; i += LANES) {
+            vf g = load(gate + i), one = splat(1.0f), u = splat(GELU_SLOPE) * (g + splat(GELU_CUBE) * g * g * g);
+            vf fade = vexp(choose(u > splat(0.0f), -u, u));
+            store(out + i, g * (choose(u > splat(0.0f), one, fade) / (one + fade)) * load(up + i));
+        }
+        for (ptrdiff_t i = whole; i < p->size; i++) {
+            float g = gate[i];
+            out[i] = g / (1.0f + expf(-GELU_SLOPE * (g + GELU_CUBE * g * g * g))) * up[i];
+        }
+    }
+}
+
+static void gelu_rows(void *arg, ptrdiff_t row, ptrdiff_t last) {
+    const struct gate *p = arg;
+    for (; row < last; row++) {
+        const float *gate = p->x + row * p->stride, *up = gate + p->size;
+        float *out = p->out + row * p->size;
+        for (ptrdiff_t i = 0; i < p->size; i++) out[i] = 0.5f * gate[i] * (1.0f + erff(gate[i] * 0.70710678f)) * up[i];
+    }
+}
+
+void twofold_gelu_and_mul(const float *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t size, int approximate, float *out) {
+    struct gate p = {x, rows, stride, size, out};
+    team_run(approximate ? gelu_tanh_rows : gelu_rows, &p, rows, team_grain(PIECE_ELEMENTS, 4 * size));
+}
+
+struct cap {
+    float *x;
+    float limit;
+};
+
+static void cap_elements(void *arg, ptrdiff_t first, ptrdiff_t last) {
+    const struct cap *p = arg;
+    ptrdiff_t i = first;
+    for (; i + LANES <= last; i += LANES) {
+        vf e = vexp(vmin(load(p->x + i) * splat(2.0f / p->limit), splat(80.0f)));
+        store(p->x + i, splat(p->limit) - splat(2.0f * p->limit) / (e + splat(1.0f)));
+    }
+    for (; i < last; i++) p->x[i] = p->limit * tanhf(p->x[i] / p->limit);
+}
+
+/* limit * tanh(x / limit), in place. Pieces are whole vectors, so that the elements' order of work is always the same. */
+void twofold_soft_cap(float *x, ptrdiff_t count, float limit) {
+    struct cap p = {x, limit};
+    team_run(cap_elements, &p, count, PIECE_ELEMENTS);
+}
+
+struct sigmoid_gate {
+    float *x;
+    const float *gates;
+    ptrdiff_t size;
+};
+
+static void gate_rows(void *arg, ptrdiff_t row, ptrdiff_t last) {
+    const struct sigmoid_gate *p = arg;
+    for (; row < last; row++) {
+        float *x = p->x + row * p->size, factor = 1.0f / (1.0f + expf(-p->gates[row]));
+        for (ptrdiff_t i = 0; i < p->size; i++) x[i] *= factor;
+    }
+}
+
+/* Each row of x [rows][size] times the logistic function of its gate, in place. */
+void twofold_sigmoid_gate(float *x, const float *gates, ptrdiff_t rows, ptrdiff_t size) {
+    struct sigmoid_gate p = {x, gates, size};
+    team_run(gate_rows, &p, rows, team_grain(PIECE_ELEMENTS, size));
 }
 
 void twofold_silu_and_mul(const float *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t size, float *out) {

@@ -87,6 +87,31 @@ def rope(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: 
     return q, k
 
 
+def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
+    """``reference.gelu_and_mul``; x [T,2I]."""
+    if x.dim() != 2 or x.stride(1) != 1:
+        x = x.contiguous()
+    size = x.shape[-1] // 2
+    rows = x.numel() // (2 * size)
+    out = torch.empty((*x.shape[:-1], size))
+    functions.twofold_gelu_and_mul(x.data_ptr(), rows, x.stride(-2), size, approximate == "tanh", out.data_ptr())
+    return out
+
+
+def soft_cap(x: Tensor, limit: float) -> Tensor:
+    """``limit * tanh(x / limit)``, written over a contiguous x."""
+    x = x.contiguous()
+    functions.twofold_soft_cap(x.data_ptr(), x.numel(), limit)
+    return x
+
+
+def sigmoid_gate(x: Tensor, gates: Tensor) -> Tensor:
+    """Rows of x [T,K] times sigmoid(gates [T,1]), written over x."""
+    assert x.is_contiguous() and gates.is_contiguous(), "rows and gates must be contiguous"
+    functions.twofold_sigmoid_gate(x.data_ptr(), gates.data_ptr(), *x.shape)
+    return x
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     """``reference.silu_and_mul``; x [T,2I]."""
     if x.dim() != 2 or x.stride(1) != 1:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ...log import get_logger
 from ...platforms import cpu_threads
 from .build import BuildError, library_path
-from .signatures import RETURNING, SIGNATURES
+from .signatures import RECORDED, RETURNING, SIGNATURES
 
 logger = get_logger(__name__)
+
 
 @functools.cache
 def load() -> ctypes.CDLL | str:
@@ -39,6 +41,16 @@ class Functions:
         function: Callable[..., Any] = getattr(library(), name)
         setattr(self, name, function)
         return function
+
+    @contextlib.contextmanager
+    def diverted(self, divert: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+        """For a time ``divert(name, function)`` stands for each function that a recorded step may call."""
+        try:
+            for name in RECORDED:
+                setattr(self, name, divert(name, getattr(library(), name)))
+            yield
+        finally:
+            vars(self).clear()
 
 
 functions = Functions()

@@ -3,6 +3,7 @@
    Rows come part by part (q, k and v, or a few megabytes of a large matrix), each to its place, so that nothing but the panels
    and what was just read is ever in memory. Every value is what torch's conversion and multiplication give, bit for bit. */
 #include "parallel.h"
+#include "half.h"
 #include "simd.h"
 
 /* What one element of the source is; linear.py has the same numbers. */
@@ -24,16 +25,6 @@ struct packing {
     ptrdiff_t first_row; /* of the panels, that row 0 of the source becomes */
     uint32_t *panels;
 };
-
-static uint32_t half_to_float(uint16_t half) {
-    uint32_t bits = (uint32_t)(half & 0x7fff) << 13;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    value *= 0x1p112f;
-    memcpy(&bits, &value, sizeof bits);
-    if ((half & 0x7c00) == 0x7c00) bits = 0x7f800000 | (uint32_t)(half & 0x03ff) << 13;
-    return bits | (uint32_t)(half & 0x8000) << 16;
-}
 
 /* Columns first..first+count of one row as 32 bits each. */
 static void convert(const struct packing *p, ptrdiff_t row, ptrdiff_t first, ptrdiff_t count, uint32_t *out) {

@@ -24,8 +24,18 @@ SIGNATURES: dict[str, list[type]] = {
     "twofold_rms_norm": [_P, _N, _N, _N, _N, _N, _P, _P, _F, _F, _P, _P],
     "twofold_rope": [_P, _P, _N, _N, _N, _N, _N, _N, _N, _P, _N, _P, _I],
     "twofold_silu_and_mul": [_P, _N, _N, _N, _P],
+    "twofold_gelu_and_mul": [_P, _N, _N, _N, _I, _P],
+    "twofold_soft_cap": [_P, _N, _F],
+    "twofold_sigmoid_gate": [_P, _P, _N, _N],
+    "twofold_moe_route": [_P, _N, _N, _N, _N, _I, _P, _P],
+    "twofold_embed": [_P, _N, _P, _P, _P, _P, _P],
     "twofold_rope_write_attend": [_P, _N, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _P, _F, _F],
     "twofold_write_kv": [_P, _P, _P, _P, _P, _P, _P, _P, _P],
+    "twofold_copy": [_P, _N, _N, _N, _N, _N, _P, _N, _N],
+    "twofold_gather_rows": [_P, _N, _P, _N, _N, _P],
+    "twofold_gather_columns": [_P, _N, _P, _N, _N, _P],
+    "twofold_scale": [_P, _N, _F, _P],
+    "twofold_add": [_P, _P, _N, _P],
     "twofold_tape_run": [_P, _N, _P],
 }
 

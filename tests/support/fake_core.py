@@ -82,6 +82,10 @@ class FakeModel:
             hidden += states[length - count :]
         return torch.tensor(hidden, dtype=torch.float32)[:, None]
 
+    def reserve(self, seq_len: int) -> int:
+        """0: its steps follow their inputs in Python, so that none can be recorded."""
+        return 0
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """float32 [R, head rows]."""
         return self.table[hidden[:, 0].long()]

@@ -39,7 +39,8 @@ def load_parts(config: EngineConfig) -> CoreParts:
     """Fetch, quantize where asked, and load (ModelNotFoundError, CheckpointError, ConfigError, UnsupportedError)."""
     check_num_threads(config.num_threads, usable_cores())
     platform = select_platform(config.device)
-    platform.set_threads(config.num_threads)
+    # Reading formats is many small operations, for which threads only wait for each other; rounding does large ones.
+    platform.set_threads(config.num_threads, torch_too=config.quantization is not None)
     files = _find_files(config)
     vocabulary = load_vocabulary(files)
     kernels = KernelSet(platform.spec, strict=config.strict_kernels)

@@ -26,7 +26,7 @@ from ...errors import CheckpointError, ConfigError, UnsupportedError
 from ..canonical import CanonicalWeight, PackedWeight
 from ..packing import pack, unpack
 from ..scheme import Dense, Offset, Scheme, WeightOnly
-from .awq_packing import unpack_gemv_fast, unpack_interleaved
+from .awq_packing import stream_of_interleaved, unpack_gemv_fast, unpack_interleaved
 from .base import Format, TensorSource, is_packed
 from .config_values import group_size, names
 from .dense import load_dense
@@ -124,12 +124,20 @@ class _Reader:
         zeros = self._zeros(scales) if self.has_zeros else None
         if zeros is not None and torch.equal(zeros, _middle(zeros, scales)):
             zeros = None
+        if zeros is not None and self.config.zero_point is False:
+            name = f"{self.module}.qzeros"
+            raise CheckpointError(
+                f"{name} in {self.source.location(name)} holds zeros other than {2 ** (BITS - 1)}; the config says "
+                f"zero_point: false. Take the config.json that was saved with these weights, or set it to true"
+            )
         return PackedWeight(self.scheme(symmetric=zeros is None), self.shape, self._codes(), scales, zeros)
 
     def _codes(self) -> Tensor:
         words = self._get("qweight")
         if self.version == "gemv":
             return words.contiguous()
+        if self.version == "gemm" and self.shape[1] % 8 == 0:
+            return stream_of_interleaved(words).T
         codes = unpack_interleaved(words).T if self.version == "gemm" else unpack_gemv_fast(words)
         return pack(codes, BITS)
 
@@ -158,6 +166,12 @@ class _Reader:
         return columns if self.config.group_size == -1 else min(self.config.group_size, columns)
 
     def _check(self) -> None:
+        if self.config.zero_point and not self.has_zeros:
+            name = f"{self.module}.qzeros"
+            raise CheckpointError(
+                f"{name} is missing from {self.source.location(name)}; the config says zero_point: true. Fetch the "
+                f"file again, or set it to false if the model was quantized symmetrically"
+            )
         rows, columns = self.shape
         groups = self.num_groups
         scales = self._matrix("scales")
@@ -172,7 +186,8 @@ class _Reader:
             raise CheckpointError(
                 f"{self.module} in {self.source.location(f'{self.module}.qweight')}: qweight "
                 f"{list(self._matrix('qweight'))}, scales {list(scales)} and qzeros {zeros and list(zeros)} do not fit "
-                f"AWQ {self.version} with groups of {self.group_size}"
+                f"AWQ {self.version} with groups of {self.group_size}, the config's group_size: take the config.json "
+                f"that was saved with these weights, or correct it"
             )
 
     def _matrix(self, part: str) -> tuple[int, int]:

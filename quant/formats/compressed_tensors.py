@@ -38,6 +38,7 @@ from .tensor_reading import (
     matrix_shape,
     needs_static,
     read_eight_bit,
+    refuse_zeros,
     with_static_input,
 )
 
@@ -92,9 +93,10 @@ class CompressedTensorsFormat(Format):
             return load_dense(source, module)
         scheme = self._declared(source, module)
         if isinstance(scheme, Int8 | Fp8):
-            return read_eight_bit(
-                source, module, scheme, f"{module}.weight_scale", zero_name=f"{module}.weight_zero_point"
-            )
+            zero_name = f"{module}.weight_zero_point"
+            weight = read_eight_bit(source, module, scheme, f"{module}.weight_scale", zero_name=zero_name)
+            refuse_zeros(source, zero_name, weight.zeros, symmetric=isinstance(scheme, Int8) and scheme.symmetric)
+            return weight
         if isinstance(scheme, MicroScaled):
             return read_micro_scaled(source, module, scheme)
         return _Integers(source, module, scheme).read()
@@ -196,7 +198,8 @@ class _Integers:
         if self.source.dtype(name) is not torch.int32 or rows < 0 or words != num_words(columns, bits):
             raise CheckpointError(
                 f"{name} in {self.source.location(name)} is {self.source.dtype(name)} "
-                f"{list(self.source.shape(name))}, which does not hold a matrix of {columns} columns in {bits} bits"
+                f"{list(self.source.shape(name))}, which does not hold a matrix of {columns} columns in the "
+                f"{bits} bits that the config says (num_bits)"
             )
         return rows, columns
 
@@ -229,7 +232,9 @@ class _Integers:
             zeros = unpack(self.source.get(name).T, bits, self.shape[0]).T
         else:
             zeros = (self._per_group("weight_zero_point").to(torch.int16) + 2 ** (bits - 1)).to(torch.uint8)
-        return None if bool((zeros == 2 ** (bits - 1)).all()) else zeros
+        found = None if bool((zeros == 2 ** (bits - 1)).all()) else zeros
+        refuse_zeros(self.source, name, found, symmetric=self.scheme.symmetric)
+        return found
 
     def _codes(self, perm: Tensor | None) -> Tensor:
         bits, columns = self.scheme.bits, self.shape[1]
@@ -243,6 +248,11 @@ class _Integers:
     def _group_index(self) -> Tensor | None:
         name = f"{self.module}.weight_g_idx"
         if not self.source.has(name):
+            if self.scheme.act_order:
+                raise CheckpointError(
+                    f"{name} is missing from {self.source.location(name)}; the config says actorder: group, so that "
+                    f"nothing tells the group of a feature. Fetch the file again, or correct actorder"
+                )
             return None
         index = self.source.get(name).long()
         if index.numel() == 0 or int(index.max()) < 0:

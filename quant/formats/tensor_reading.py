@@ -40,12 +40,21 @@ def block_of_scales(source: TensorSource, name: str, shape: tuple[int, int], dec
         return -1, -1
     if stored in ((rows,), (rows, 1)):
         return 1, -1
-    if len(stored) == 2 and stored[0] == rows and columns % stored[1] == 0:
-        return 1, columns // stored[1]
+    if len(stored) == 2 and stored[0] == rows and stored[1] and columns % stored[1] == 0:
+        raise CheckpointError(
+            f"{name} in {source.location(name)} has a scale for every {columns // stored[1]} input features; the "
+            f"config says {_said(declared)}. Take the config.json that was saved with these weights, or correct it"
+        )
     raise CheckpointError(
         f"{name} in {source.location(name)} is {list(stored)}, which fits neither a scale per tensor nor per channel "
         f"of its weight {list(shape)}, nor blocks of {list(declared)} as the config says"
     )
+
+
+def _said(block: Block) -> str:
+    if block[0] == 1:
+        return "one for each output feature" if block[1] == -1 else f"group_size {block[1]}"
+    return "one for the whole weight" if block == (-1, -1) else f"blocks of {list(block)}"
 
 
 def _fits(stored: tuple[int, ...], shape: tuple[int, int], block: Block) -> bool:
@@ -102,6 +111,15 @@ def read_eight_bit(
         scheme = replace(scheme, symmetric=zeros is None)
     scheme, input_scale, input_zero = with_static_input(source, module, scheme)
     return EightBitWeight(scheme, source.get(f"{module}.weight"), scales.contiguous(), zeros, input_scale, input_zero)
+
+
+def refuse_zeros(source: TensorSource, name: str, zeros: Tensor | None, *, symmetric: bool) -> None:
+    """CheckpointError for zero points (None: all are the middle) of weights that the config calls symmetric."""
+    if symmetric and zeros is not None:
+        raise CheckpointError(
+            f"{name} in {source.location(name)} holds zero points that are not the middle; the config says symmetric: "
+            f"true. Take the config.json that was saved with these weights, or set symmetric to false"
+        )
 
 
 def needs_static(source: TensorSource, module: str, activation: Activation | None) -> None:

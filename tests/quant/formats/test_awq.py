@@ -9,7 +9,7 @@ import torch
 from stored_tensors import StoredTensors
 from twofold.errors import CheckpointError, ConfigError, UnsupportedError
 from twofold.quant.canonical import PackedWeight, dequantize
-from twofold.quant.formats import detect_format
+from twofold.quant.formats import awq_packing, detect_format
 from twofold.quant.scheme import WeightOnly
 
 CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
@@ -105,3 +105,33 @@ def test_wrong_configs_and_tensors_are_named() -> None:
     with pytest.raises(CheckpointError, match="stored twice"):
         twice = {**stored, "m.weight": torch.zeros(32, 128)}
         detect_format(CONFIG).load(StoredTensors(twice), "m", torch.float32)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(8, 64), (32, 8), (264, 40), (40, 4096)])
+def test_words_are_rearranged_without_taking_them_apart(rows: int, columns: int) -> None:
+    codes = torch.randint(0, 16, (columns, rows), generator=torch.Generator().manual_seed(rows))
+    stored = awq_oracle.encode(
+        "gemm", codes.T.numpy(), np.zeros((rows, 1), int), np.ones((rows, 1), np.float16), columns
+    )
+    stream = awq_packing.stream_of_interleaved(stored["qweight"])
+    words = stream.numpy().view(np.uint32).astype(np.uint64)
+    for place in range(8):
+        assert ((words >> np.uint64(4 * place)) & np.uint64(15) == codes.numpy()[place::8]).all()
+
+
+def test_a_config_that_contradicts_its_tensors_is_named_with_both_values() -> None:
+    codes, zeros, scales = random_linear(32, 128, 32)
+    stored = {f"m.{n}": t for n, t in awq_oracle.encode("gemm", codes, zeros, scales, 32).items()}
+    bare = {name: tensor for name, tensor in stored.items() if name != "m.qzeros"}
+    for tensors, change, words in (
+        (stored, {"group_size": 64}, "groups of 64, the config's group_size"),
+        (stored, {"group_size": -1}, "groups of 128, the config's group_size"),
+        (stored, {"zero_point": False}, r"m\.qzeros .*other than 8; the config says zero_point: false"),
+        (bare, {}, r"m\.qzeros is missing .*zero_point: true"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            detect_format({**CONFIG, **change}).load(StoredTensors(tensors), "m", torch.float32)
+    assert detect_format({**CONFIG, "zero_point": False}).load(StoredTensors(bare), "m", torch.float32).shape == (
+        32,
+        128,
+    )

@@ -281,3 +281,22 @@ def test_damage_is_named() -> None:
     ignored = detect_format({**config(integers(4, 32)), "ignore": ["m"]})
     with pytest.raises(CheckpointError, match="leaves m out"):
         ignored.load(stored(**tensors), "m", torch.float32)
+
+
+def test_a_config_that_contradicts_its_tensors_is_named_with_both_values() -> None:
+    codes, zeros, scales = int_weight(4, 3, True)
+    tensors = packed_tensors(codes, zeros, scales, 4, True)
+    right = detect_format(config(integers(4, 32, symmetric=False)))
+    columns = right.load(stored(**tensors), "m", torch.float32).shape[1]
+    for change, words in (
+        (
+            {"group_size": 16},
+            f"scale for every {columns // 3} input features; the config says group_size 16.*config.json",
+        ),
+        ({"num_bits": 8}, "in the 8 bits that the config says"),
+        ({"symmetric": True}, "zero_point.*not the middle; the config says symmetric: true"),
+        ({"actorder": "group"}, "weight_g_idx is missing.*actorder: group"),
+    ):
+        weights = {**integers(4, 32, symmetric=False), **change}
+        with pytest.raises(CheckpointError, match=words):
+            detect_format(config(weights)).load(stored(**tensors), "m", torch.float32)

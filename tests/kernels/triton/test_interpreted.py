@@ -19,6 +19,7 @@ def run_folder(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
 
 
+@pytest.mark.timeout(1500)  # hundreds of tests in one process
 def test_kernels_match_the_reference() -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     result = run_folder()
@@ -26,6 +27,7 @@ def test_kernels_match_the_reference() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_kernels_match_the_reference_on_many_random_shapes() -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     result = run_folder("-m", "slow")

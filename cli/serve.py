@@ -82,9 +82,17 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         "max_open_requests",
         {"type": positive_int, "metavar": "N", "help": "requests answered at once; more get a 503"},
     ),
+    "--max-connections": (
+        "max_connections",
+        {"type": positive_int, "metavar": "N", "help": "connections at once; idle ones make room for more"},
+    ),
     "--body-seconds": (
         "body_seconds",
-        {"type": number(0.0, float("inf")), "metavar": "S", "help": "how long a client may take to send its body"},
+        {
+            "type": number(0.0, float("inf")),
+            "metavar": "S",
+            "help": "how long a client may take to send headers, then a body",
+        },
     ),
     "--state-dir": (
         "state_dir",

@@ -24,17 +24,42 @@ class TokenDecoder(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
 
+class WholeTexts(dict[int, "str | None"]):
+    """The text of each token seen so far, None for one that is no sequence of whole characters."""
+
+    def __init__(self, tokenizer: TokenDecoder) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> str | None:
+        try:
+            text: str | None = self._tokenizer.token_bytes(token).decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token] = text
+        return text
+
+
 class IncrementalDetokenizer:
     """Text of one sample: the joined increments are ``decode(prompt + ids)[len(decode(prompt)):]``.
 
     A token stands for bytes, and a character may be spread over several tokens: bytes wait until their character is
     complete or can no longer become one, which then shows as U+FFFD, as ``bytes.decode(errors="replace")`` does.
     Only the first visible token of a sequence depends on its place (tokenizers that mark word starts drop the first
-    space there), so each token costs its own bytes and no text is decoded twice.
+    space there), so each token costs its own bytes and no text is decoded twice. ``texts``, which detokenizers of one
+    tokenizer share, remembers the tokens that are whole characters: between characters one of them costs a look-up.
     """
 
-    def __init__(self, tokenizer: TokenDecoder, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def __init__(
+        self,
+        tokenizer: TokenDecoder,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        texts: WholeTexts | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._texts = WholeTexts(tokenizer) if texts is None else texts
+        self._between = False
         self._hidden: frozenset[int] = tokenizer.special_ids if params.skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = True
@@ -44,7 +69,16 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete; may be empty."""
+        self._between = False
         return self._unseen(self._utf8.decode(b"".join([self._bytes(token) for token in token_ids])))
+
+    def push_token(self, token: int) -> str:
+        """`push` of one token."""
+        if self._between and token not in self._hidden and (text := self._texts[token]) is not None:
+            return text
+        text = self.push((token,))
+        self._between = not (self._at_start or self._num_shown or self._utf8.getstate()[0])
+        return text
 
     def finish(self) -> str:
         """What was held back at the end of the sequence: an incomplete character is replaced."""

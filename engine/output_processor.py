@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .detokenizer import IncrementalDetokenizer, TokenDecoder
+from collections.abc import Iterable
+
+from .detokenizer import IncrementalDetokenizer, TokenDecoder, WholeTexts
 from .messages import AbortRequest, EngineRequest, TokenOutput
 from .outputs import SampleDelta
 from .stop_strings import StopChecker
@@ -13,6 +15,7 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: TokenDecoder) -> None:
         self._tokenizer = tokenizer
+        self._texts = WholeTexts(tokenizer)
         self._requests: dict[str, dict[int, _Sample]] = {}
 
     def __len__(self) -> int:
@@ -24,7 +27,9 @@ class OutputProcessor:
     def add(self, request: EngineRequest) -> None:
         """Begin to follow a request, before its first output can arrive."""
         samples = range(request.params.n)
-        self._requests[request.request_id] = {index: _Sample(self._tokenizer, request, index) for index in samples}
+        self._requests[request.request_id] = {
+            index: _Sample(self._tokenizer, self._texts, request, index) for index in samples
+        }
 
     def open_samples(self, request_id: str) -> list[int]:
         """Indices of the request's unfinished samples; none for an unknown request."""
@@ -39,8 +44,7 @@ class OutputProcessor:
         deltas: list[SampleDelta] = []
         aborts: list[AbortRequest] = []
         for output in outputs:
-            samples = self._requests.get(output.request_id, {})
-            sample = samples.get(output.index)
+            sample = self._requests.get(output.request_id, {}).get(output.index)
             if sample is None:
                 continue
             delta = sample.advance(output)
@@ -49,25 +53,68 @@ class OutputProcessor:
                 continue
             if output.finish_reason is None:
                 aborts.append(AbortRequest(request_id=output.request_id, index=output.index))
-            del samples[output.index]
-            if not samples:
-                self.remove(output.request_id)
+            self._end(output.request_id, output.index)
         return deltas, aborts
+
+    def process_tokens(self, rows: Iterable[tuple[str, int, int, int]]) -> tuple[list[SampleDelta], list[AbortRequest]]:
+        """`process` of outputs that are one token and no end: (request_id, index, token, num_cached_tokens) each."""
+        deltas: list[SampleDelta] = []
+        aborts: list[AbortRequest] = []
+        requests = self._requests
+        for request_id, index, token, num_cached_tokens in rows:
+            samples = requests.get(request_id)
+            sample = None if samples is None else samples.get(index)
+            if sample is None:
+                continue
+            delta = sample.advance_token(token, num_cached_tokens)
+            deltas.append(delta)
+            if delta.finish_reason is not None:
+                aborts.append(AbortRequest(request_id=request_id, index=index))
+                self._end(request_id, index)
+        return deltas, aborts
+
+    def _end(self, request_id: str, index: int) -> None:
+        samples = self._requests[request_id]
+        del samples[index]
+        if not samples:
+            self.remove(request_id)
 
 
 class _Sample:
     """The text state of one sample."""
 
-    def __init__(self, tokenizer: TokenDecoder, request: EngineRequest, index: int) -> None:
+    def __init__(self, tokenizer: TokenDecoder, texts: WholeTexts, request: EngineRequest, index: int) -> None:
         params = request.params
         self._request = request
         self._index = index
         self._params = params
-        self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params, texts)
         self._checker = StopChecker(params.stop, include=params.include_stop_str_in_output)
+        self._num_prompt_tokens = len(request.prompt_token_ids)
         self._num_tokens = 0
         self._num_chars = 0
         self._num_cached_tokens = 0
+
+    def advance_token(self, token: int, num_cached_tokens: int) -> SampleDelta:
+        """`advance` by one token and nothing else."""
+        request_id = self._request.request_id
+        if self._params.stop:
+            output = TokenOutput(request_id=request_id, token_ids=[token], num_cached_tokens=num_cached_tokens)
+            return self.advance(output)
+        text = self._detokenizer.push_token(token)
+        self._num_tokens += 1
+        self._num_chars += len(text)
+        if num_cached_tokens > self._num_cached_tokens:
+            self._num_cached_tokens = num_cached_tokens
+        return SampleDelta(
+            request_id=request_id,
+            index=self._index,
+            text=text,
+            token_ids=[token],
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_completion_tokens=self._num_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+        )
 
     def advance(self, output: TokenOutput) -> SampleDelta:
         """Take in one output of the core; tokens after a stop string are dropped."""
@@ -110,7 +157,7 @@ class _Sample:
             error=output.error,
             error_param=output.error_param,
             embedding=output.embedding,
-            num_prompt_tokens=len(self._request.prompt_token_ids),
+            num_prompt_tokens=self._num_prompt_tokens,
             num_completion_tokens=self._num_tokens,
             num_cached_tokens=self._num_cached_tokens,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -36,7 +36,7 @@ from .logprobs import TokenTexts, chat_entries, prompt_logprobs
 from .prompts import render_chat
 from .sampling import sampling_fields
 from .schema import Usage
-from .sse import event
+from .sse import TextEvent, event
 from .state import ServerState
 
 
@@ -137,9 +137,26 @@ class ChatAnswer:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The chunks as server-sent events."""
-        async with aclosing(self.chunks()) as chunks:
-            async for chunk in chunks:
-                yield event(msgspec.json.encode(chunk))
+        states = self._states()
+        begun: set[int] = set()
+        texts: dict[int, TextEvent] = {}
+        is_plain = self._reading.is_plain and not self._body.logprobs and not self._body.continuous_usage
+        async with aclosing(self._generation.deltas()) as deltas:
+            async for index, delta in deltas:
+                if is_plain and index in begun and delta.finish_reason is None:
+                    if not delta.text:
+                        continue
+                    if index not in texts:
+                        texts[index] = self._text_event(index)
+                    yield texts[index](delta.text)
+                    continue
+                for chunk in self._chunks(index, delta, states[index], begun):
+                    yield event(msgspec.json.encode(chunk))
+        if self._body.include_usage:
+            yield event(msgspec.json.encode(self._last_chunk(states)))
+
+    def _text_event(self, index: int) -> TextEvent:
+        return TextEvent(lambda text: self._chunk(ChatChunkChoice(index=index, delta=Delta(content=text))))
 
     async def chunks(self) -> AsyncGenerator[ChatChunk, None]:
         """Per choice: the role, the text in pieces, one last chunk with finish_reason; then the usage if asked."""
@@ -147,15 +164,22 @@ class ChatAnswer:
         states = self._states()
         async with aclosing(self._generation.deltas()) as deltas:
             async for index, delta in deltas:
-                if index not in begun:
-                    begun.add(index)
-                    yield self._chunk(ChatChunkChoice(index=index, delta=Delta(role="assistant", content="")))
-                for choice in self._chunk_choices(index, delta, states[index]):
-                    yield self._chunk(choice)
+                for chunk in self._chunks(index, delta, states[index], begun):
+                    yield chunk
         if self._body.include_usage:
-            yield ChatChunk(
-                id=self.id, created=self._created, model=self._body.model, choices=[], usage=self._final_usage(states)
-            )
+            yield self._last_chunk(states)
+
+    def _chunks(self, index: int, delta: SampleDelta, state: ChatChoiceState, begun: set[int]) -> Iterator[ChatChunk]:
+        if index not in begun:
+            begun.add(index)
+            yield self._chunk(ChatChunkChoice(index=index, delta=Delta(role="assistant", content="")))
+        for choice in self._chunk_choices(index, delta, state):
+            yield self._chunk(choice)
+
+    def _last_chunk(self, states: list[ChatChoiceState]) -> ChatChunk:
+        return ChatChunk(
+            id=self.id, created=self._created, model=self._body.model, choices=[], usage=self._final_usage(states)
+        )
 
     def _final_usage(self, states: list[ChatChoiceState]) -> Usage:
         count = self._reading.num_thought_tokens

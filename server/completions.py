@@ -27,7 +27,7 @@ from .generation import Generation
 from .logprobs import TokenTexts, completion_logprobs, finite, prompt_logprobs
 from .prompt_text import EchoedPrompt, echoed_prompt
 from .sampling import sampling_fields
-from .sse import event
+from .sse import TextEvent, event
 from .state import ServerState
 
 DEFAULT_MAX_TOKENS = 16
@@ -162,8 +162,16 @@ class CompletionAnswer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """One event per delta that shows something, then the usage where asked for."""
         usage: Any = None if self._body.include_usage else msgspec.UNSET
+        texts: dict[int, TextEvent] = {}
+        is_plain = self._with_output and not self._echoes and not self._body.continuous_usage
         async with aclosing(self._generation.deltas()) as deltas:
             async for index, delta in deltas:
+                if is_plain and delta.finish_reason is None and delta.logprobs is None:
+                    if delta.text:
+                        if index not in texts:
+                            texts[index] = self._text_event(index, usage)
+                        yield texts[index](delta.text)
+                    continue
                 choice = self._choice(index, delta)
                 if choice.text or choice.logprobs or choice.finish_reason:
                     if self._body.continuous_usage:
@@ -172,6 +180,9 @@ class CompletionAnswer:
         if self._body.include_usage:
             usage = self._generation.usage(with_output=self._with_output)
             yield event(msgspec.json.encode(self._completion([], usage=usage)))
+
+    def _text_event(self, index: int, usage: Any) -> TextEvent:
+        return TextEvent(lambda text: self._completion([CompletionChoice(index=index, text=text)], usage=usage))
 
     def _completion(self, choices: list[CompletionChoice], usage: Any) -> Completion:
         return Completion(

@@ -31,7 +31,8 @@ class ServerConfig:
     ``grace_seconds``      how long running requests may go on after SIGTERM.
     ``max_body_bytes``     larger request bodies get a 413.
     ``max_open_requests``  requests being answered at once; one more gets a 503 with Retry-After.
-    ``body_seconds``       how long a client may take to send its body; then 408.
+    ``max_connections``    connections at once; one more ends the one that has been idle longest, or gets a 503.
+    ``body_seconds``       how long a client may take to send its headers, and how long its body; then 408.
     ``request_seconds``    how long an answer may take, streams included; then 504. None: as long as it wants.
     ``access_log``         a line of JSON on standard output per request.
     ``state_dir``          folder for stored responses, files and batches; None keeps them in memory.
@@ -52,6 +53,7 @@ class ServerConfig:
     grace_seconds: float = 30.0
     max_body_bytes: int = 16 << 20
     max_open_requests: int = 4096
+    max_connections: int = 8192
     body_seconds: float = 30.0
     request_seconds: float | None = None
     access_log: bool = False
@@ -70,7 +72,7 @@ class ServerConfig:
             raise ConfigError(f"port is {self.port}; it must lie from 0 to 65535")
         if self.grace_seconds < 0:
             raise ConfigError(f"grace_seconds is {self.grace_seconds:g}; it must be at least 0")
-        for name in ("max_body_bytes", "max_open_requests", "body_seconds"):
+        for name in ("max_body_bytes", "max_open_requests", "max_connections", "body_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive")
         if self.request_seconds is not None and self.request_seconds <= 0:

@@ -13,6 +13,7 @@ from .api_keys import ApiKey
 from .errors import INVALID_REQUEST, ErrorReply, error_reply
 from .open_requests import ClientGone
 from .owners import set_owner
+from .sse import DIRECT_SEND
 from .state import ServerState
 
 # Probes and scrapers must get through when everything else is full.
@@ -49,6 +50,7 @@ class Gate:
                 status = str(message["status"])
             await send(message)
 
+        scope[DIRECT_SEND] = send
         bounded = scope["path"] not in _UNBOUNDED
         self._state.num_open += bounded
         key: ApiKey | None = None

@@ -51,34 +51,32 @@ class Generation:
             reasoning_tokens,
         )
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, SampleDelta], None]:
+    def deltas(self) -> AsyncGenerator[tuple[int, SampleDelta], None]:
         """(choice index, delta) until all choices have finished; closing it aborts what is unfinished.
 
         GenerationError where the engine gave up a sample.
         """
-        stream = self._follow(0) if len(self._requests) == 1 else self._merged()
-        async with aclosing(stream) as items:
-            async for choice, delta in items:
-                self._completion_tokens[choice] = delta.num_completion_tokens
-                prompt = choice // self._num_samples
-                self._cached_tokens[prompt] = max(self._cached_tokens[prompt], delta.num_cached_tokens)
-                if delta.finish_reason in ("error", "abort"):
-                    # What came with the failure is shown before it: a slow reader's deltas arrive joined.
-                    if delta.token_ids:
-                        yield choice, replace(delta, finish_reason=None)
-                    raise _failure(delta)
-                yield choice, delta
+        return self._follow(0) if len(self._requests) == 1 else self._merged()
 
     async def _follow(self, prompt: int) -> AsyncGenerator[tuple[int, SampleDelta], None]:
-        """One prompt's deltas, with its measurements."""
+        """One prompt's deltas, counted and measured."""
         request = self._requests[prompt]
         base = prompt * self._num_samples
         stream = self._client.submit(request)
         timer = self._metrics.timer(request, self._arrival)
         try:
             async for delta in _prompt_first(stream) if request.params.prompt_logprobs is not None else stream:
+                choice = base + delta.index
                 timer.observe(delta)
-                yield base + delta.index, delta
+                self._completion_tokens[choice] = delta.num_completion_tokens
+                if delta.num_cached_tokens > self._cached_tokens[prompt]:
+                    self._cached_tokens[prompt] = delta.num_cached_tokens
+                if delta.finish_reason in ("error", "abort"):
+                    # What came with the failure is shown before it: a slow reader's deltas arrive joined.
+                    if delta.token_ids:
+                        yield choice, replace(delta, finish_reason=None)
+                    raise _failure(delta)
+                yield choice, delta
         finally:
             stream.close()
             timer.close()

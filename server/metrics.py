@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from ..engine.messages import EngineRequest, EngineStats
 from ..engine.outputs import SampleDelta
+from .histogram import FastHistogram
 
 if TYPE_CHECKING:
     from .state import ServerState
@@ -40,9 +41,10 @@ class Metrics:
         self.time_to_first_token = histogram(
             "time_to_first_token_seconds", "From the arrival of a request to its first token", _FIRST_TOKEN
         )
-        self.inter_token_latency = histogram(
-            "inter_token_latency_seconds", "Between two tokens of a sample", _NEXT_TOKEN
+        self.inter_token_latency = FastHistogram(
+            "twofold_inter_token_latency_seconds", "Between two tokens of a sample", _NEXT_TOKEN
         )
+        self.registry.register(self.inter_token_latency)
         self.request_latency = histogram(
             "e2e_request_latency_seconds", "From the arrival of a request to its end", _WHOLE
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from ..log import get_logger
 from .app import create_app
 from .batches.runner import Batches
 from .config import ServerConfig
+from .connection import KEEP_ALIVE_SECONDS, ConnectionLimits, bounded_connection
 from .state import ServerState
 from .tls import Certificate
 
@@ -31,6 +33,8 @@ _DEATH_POLL = 0.25
 # How long clients get to read the last event of a request that was ended for them.
 _FLUSH_SECONDS = 2.0
 _BACKLOG = 2048
+# What the engine, the database, logs and batches may have open beside the connections.
+_OTHER_DESCRIPTORS = 256
 
 
 def run_server(
@@ -187,11 +191,13 @@ class _HttpServer(uvicorn.Server):
 def _http_server(app: Starlette, config: ServerConfig, certificate: Certificate | None = None) -> _HttpServer:
     settings = uvicorn.Config(
         app,
+        http=bounded_connection(connection_limits(config)),
+        ws="none",
         lifespan="off",
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_keep_alive=65,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(_FLUSH_SECONDS),
         ssl_certfile=config.tls_certfile,
         ssl_keyfile=config.tls_keyfile,
@@ -201,6 +207,20 @@ def _http_server(app: Starlette, config: ServerConfig, certificate: Certificate 
         # The context that can be filled anew while connections go on.
         settings.ssl = certificate.context
     return _HttpServer(settings)
+
+
+def connection_limits(config: ServerConfig) -> ConnectionLimits:
+    """The limits of ``config``, as far as the system lets this process open descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = config.max_connections + _OTHER_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    limit = config.max_connections
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = max(1, soft - _OTHER_DESCRIPTORS)
+        logger.warning("the system allows %d open files, so at most %d connections are taken (ulimit -n)", soft, limit)
+    return ConnectionLimits(max_connections=limit, head_seconds=config.body_seconds)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import uuid
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Any
 
+import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from .errors import ErrorReply, error_reply
 from .open_requests import ClientGone, OpenRequests
 
+# In a request's scope: the way to the client past everything that only looks at the status line.
+DIRECT_SEND = "twofold.direct_send"
 DONE = b"data: [DONE]\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -23,6 +28,18 @@ _HEADERS = [
 def event(payload: bytes) -> bytes:
     """One event of JSON bytes (which hold no line breaks)."""
     return b"data: " + payload + b"\n\n"
+
+
+class TextEvent:
+    """Events that differ in one text: ``make(text)`` is encoded once, and each event puts its text in that place."""
+
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        mark = uuid.uuid4().hex
+        before, after = msgspec.json.encode(make(mark)).split(msgspec.json.encode(mark))
+        self._before, self._after = b"data: " + before, after + b"\n\n"
+
+    def __call__(self, text: str) -> bytes:
+        return self._before + msgspec.json.encode(text) + self._after
 
 
 class EventStream(Response):
@@ -45,8 +62,10 @@ class EventStream(Response):
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Past the status line the layers between here and the gate have nothing to do any more.
+        direct: Send = scope.get(DIRECT_SEND, send)
         try:
-            await self._open_requests.run(receive, self._send_events(send))
+            await self._open_requests.run(receive, self._send_events(send, direct))
         except ClientGone:
             return
         except Exception as error:
@@ -54,26 +73,27 @@ class EventStream(Response):
             if not self._started:
                 await reply.response(scope["path"])(scope, receive, send)
                 return
-            await _send_body(send, self.error_event(reply), more=True)
-        await _send_body(send, b"", more=False)
+            await direct(_body(self.error_event(reply)))
+        await direct({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, send: Send, direct: Send) -> None:
         async with aclosing(self._events) as events:
             async for payload in events:
-                await self._start(send)
-                await _send_body(send, payload, more=True)
-        await self._start(send)
+                if not self._started:
+                    await self._start(send)
+                await direct({"type": "http.response.body", "body": payload, "more_body": True})
+        if not self._started:
+            await self._start(send)
         if self.end:
-            await _send_body(send, self.end, more=True)
+            await direct(_body(self.end))
 
     def error_event(self, reply: ErrorReply) -> bytes:
         """The last event of a stream that fails."""
         return event(reply.encode())
 
     async def _start(self, send: Send) -> None:
-        if not self._started:
-            self._started = True
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self._event_headers})
+        self._started = True
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self._event_headers})
 
 
 class NamedEventStream(EventStream):
@@ -85,5 +105,5 @@ class NamedEventStream(EventStream):
         return b"event: error\n" + event(reply.encode())
 
 
-async def _send_body(send: Send, body: bytes, *, more: bool) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
+def _body(payload: bytes) -> Message:
+    return {"type": "http.response.body", "body": payload, "more_body": True}

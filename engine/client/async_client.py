@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from ...errors import EngineBusyError, EngineDeadError, RequestError, TwofoldError
 from ...log import get_logger
 from ..config import EngineConfig
@@ -259,12 +261,18 @@ class AsyncEngineClient:
         elif isinstance(message, wire.Outputs):
             self._stats = message.stats or self._stats
             self._deliver(message.outputs)
+            tokens = message.tokens
+            if tokens.token_ids:
+                assert self._outputs is not None
+                rows = zip(*msgspec.structs.astuple(tokens), strict=True)
+                self._hand_out(*self._outputs.process_tokens(rows))
 
     def _deliver(self, outputs: list[TokenOutput]) -> None:
-        if not outputs:
-            return
-        assert self._outputs is not None
-        deltas, aborts = self._outputs.process(outputs)
+        if outputs:
+            assert self._outputs is not None
+            self._hand_out(*self._outputs.process(outputs))
+
+    def _hand_out(self, deltas: list[SampleDelta], aborts: list[AbortRequest]) -> None:
         for delta in deltas:
             stream = self._streams[delta.request_id]
             delta.request_id = stream.request_id

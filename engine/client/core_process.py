@@ -135,7 +135,7 @@ class CoreLoop:
             return
         if stats:
             self._next_stats = time.monotonic() + STATS_INTERVAL
-        wire.send(self._outputs, wire.Outputs(outputs, self._core.stats() if stats else None))
+        wire.send(self._outputs, wire.pack_outputs(outputs, self._core.stats() if stats else None))
 
 
 class _Watch(threading.Thread):

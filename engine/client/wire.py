@@ -57,11 +57,21 @@ class Rejected(msgspec.Struct, tag=True, array_like=True):
     failure: Failure
 
 
+class Tokens(msgspec.Struct, array_like=True):
+    """Columns, one row for each output that is one token and nothing else: nearly all that a busy core says."""
+
+    request_ids: list[str] = msgspec.field(default_factory=list)
+    indices: list[int] = msgspec.field(default_factory=list)
+    token_ids: list[int] = msgspec.field(default_factory=list)
+    num_cached_tokens: list[int] = msgspec.field(default_factory=list)
+
+
 class Outputs(msgspec.Struct, tag=True, array_like=True):
     """Core to client: all outputs of one step, and now and then the statistics."""
 
     outputs: list[TokenOutput]
     stats: EngineStats | None = None
+    tokens: Tokens = msgspec.field(default_factory=Tokens)
 
 
 class Heartbeat(msgspec.Struct, tag=True, array_like=True):
@@ -81,6 +91,25 @@ _from_core = msgspec.msgpack.Decoder(FromCore)
 def send(socket: zmq.Socket, message: ToCore | FromCore) -> None:
     """Queue a message; never blocks, for the sockets have no high-water mark."""
     socket.send(_encoder.encode(message), zmq.NOBLOCK)
+
+
+def pack_outputs(outputs: list[TokenOutput], stats: EngineStats | None) -> Outputs:
+    """One step's outputs as a message; a sample has one output a step at most, so their order does not matter."""
+    tokens, others = Tokens(), []
+    for output in outputs:
+        if (
+            len(output.token_ids) != 1
+            or output.finish_reason is not None
+            or output.logprobs is not None
+            or output.prompt_logprobs is not None
+        ):
+            others.append(output)
+            continue
+        tokens.request_ids.append(output.request_id)
+        tokens.indices.append(output.index)
+        tokens.token_ids.append(output.token_ids[0])
+        tokens.num_cached_tokens.append(output.num_cached_tokens)
+    return Outputs(others, stats, tokens)
 
 
 def receive_in_core(socket: zmq.Socket) -> ToCore | None:

@@ -31,7 +31,9 @@ def tokenizer(request: pytest.FixtureRequest) -> ZooTokenizer:
 
 def increments(tokenizer: object, prompt: list[int], bursts: list[list[int]], **params: object) -> list[str]:
     detokenizer = IncrementalDetokenizer(tokenizer, prompt, SamplingParams(**params))
-    return [*(detokenizer.push(burst) for burst in bursts), detokenizer.finish()]
+    push = detokenizer.push
+    parts = [detokenizer.push_token(burst[0]) if len(burst) == 1 else push(burst) for burst in bursts]
+    return [*parts, detokenizer.finish()]
 
 
 def random_bursts(ids: list[int], rng: random.Random) -> list[list[int]]:

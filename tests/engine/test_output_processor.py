@@ -31,6 +31,24 @@ def run(text: str | list[int], *, burst: int = 1, stop_token: bool = False, **pa
     return deltas
 
 
+@pytest.mark.parametrize("params", [{}, {"stop": ("ö",)}, {"n": 2}, {"skip_special_tokens": False}])
+def test_rows_are_outputs_of_one_token(params: dict) -> None:
+    """Both ways in, mixed as a core may mix them, for texts that cut characters anywhere."""
+    ids = [*"a😀é".encode(), 0, 0xF0, 0x9F, 97, *"xöy".encode()]
+    one_way, mixed = OutputProcessor(ByteTokenizer()), OutputProcessor(ByteTokenizer())
+    for processor in (one_way, mixed):
+        processor.add(make_request(**params))
+    for number, token in enumerate(ids):
+        outputs = [TokenOutput(request_id="r", token_ids=[token], num_cached_tokens=number % 3)]
+        want = one_way.process(outputs)
+        got = mixed.process(outputs) if number % 3 == 0 else mixed.process_tokens([("r", 0, token, number % 3)])
+        assert got == want
+        if want[0][0].finish_reason is not None:
+            break
+    assert mixed.process_tokens([("unknown", 0, 1, 0), ("r", 5, 1, 0)]) == ([], [])
+    assert len(one_way) == len(mixed)
+
+
 def joined(deltas: list[SampleDelta]) -> tuple[str, str | None, int]:
     assert all(delta.finish_reason is None for delta in deltas[:-1])
     tokens = sum(len(delta.token_ids) for delta in deltas)

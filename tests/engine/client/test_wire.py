@@ -44,6 +44,7 @@ FROM_CORE = [
         [TokenOutput(request_id="r", token_ids=[1], logprobs=[LOGPROBS], prompt_logprobs=[None, LOGPROBS])],
         EngineStats(num_steps=2**40),
     ),
+    wire.pack_outputs([TokenOutput(request_id="r", index=1, token_ids=[5], num_cached_tokens=7)], None),
     wire.Heartbeat(1.5),
 ]
 
@@ -56,6 +57,21 @@ def test_to_core(message: wire.ToCore) -> None:
 @pytest.mark.parametrize("message", FROM_CORE, ids=lambda m: type(m).__name__)
 def test_from_core(message: wire.FromCore) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=wire.FromCore) == message
+
+
+def test_only_outputs_of_one_token_become_rows() -> None:
+    plain = [TokenOutput(request_id=name, index=3, token_ids=[ord(name)], num_cached_tokens=2) for name in "ab"]
+    others = [
+        TokenOutput(request_id="c", token_ids=[1, 2]),
+        TokenOutput(request_id="d", token_ids=[]),
+        TokenOutput(request_id="e", token_ids=[1], finish_reason="length"),
+        TokenOutput(request_id="f", token_ids=[1], logprobs=[LOGPROBS]),
+        TokenOutput(request_id="g", token_ids=[1], prompt_logprobs=[None]),
+        TokenOutput(request_id="h", finish_reason="stop", embedding=b"1234"),
+    ]
+    message = wire.pack_outputs([plain[0], *others, plain[1]], EngineStats(num_steps=1))
+    assert message.outputs == others and message.stats == EngineStats(num_steps=1)
+    assert message.tokens == wire.Tokens(["a", "b"], [3, 3], [97, 98], [2, 2])
 
 
 @pytest.mark.parametrize(

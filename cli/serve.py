@@ -105,6 +105,10 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         "request_seconds",
         {"type": number(0.0, float("inf")), "metavar": "S", "help": "how long an answer may take (default: no limit)"},
     ),
+    "--otlp-traces-endpoint": (
+        "otlp_traces_endpoint",
+        {"metavar": "URL", "help": "collector of OpenTelemetry traces, such as http://localhost:4318/v1/traces"},
+    ),
     "--access-log": ("access_log", {"action": "store_true", "help": "a line of JSON for every request"}),
 }
 

@@ -56,6 +56,7 @@ class TokenOutput:
     ``length``, ``abort`` or ``error``; ``stop_token`` is the id that ended it. ``error_param`` names the request's
     field that an ``error`` is about, where the request was wrong. ``num_cached_tokens`` counts the prompt
     tokens that came from the prefix cache. ``embedding`` is the vector of a pooling request, float32 little-endian.
+    ``queue_seconds`` comes with ``finish_reason``: how long the sample waited before it was first computed.
     """
 
     request_id: str
@@ -69,6 +70,7 @@ class TokenOutput:
     error: str | None = None
     error_param: str | None = None
     embedding: bytes | None = None
+    queue_seconds: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)

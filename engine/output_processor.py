@@ -157,6 +157,7 @@ class _Sample:
             error=output.error,
             error_param=output.error_param,
             embedding=output.embedding,
+            queue_seconds=output.queue_seconds,
             num_prompt_tokens=self._num_prompt_tokens,
             num_completion_tokens=self._num_tokens,
             num_cached_tokens=self._num_cached_tokens,

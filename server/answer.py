@@ -13,6 +13,7 @@ from starlette.responses import Response
 from .body import read_json
 from .sse import EventStream
 from .state import ServerState, state_of
+from .tracing import enter_trace
 
 
 class Checked(Protocol):
@@ -56,6 +57,8 @@ async def read_body(request: Request, schema: type[C]) -> C:
     """The request's body, checked, for a model that is served and an engine that is ready."""
     state = state_of(request)
     state.ready_client()
+    if state.tracing is not None:
+        enter_trace(request.headers)
     config = state.config
     body = await read_json(request, schema, max_bytes=config.max_body_bytes, seconds=config.body_seconds)
     state.check_model(body.model)

@@ -35,6 +35,7 @@ class ServerConfig:
     ``body_seconds``       how long a client may take to send its headers, and how long its body; then 408.
     ``request_seconds``    how long an answer may take, streams included; then 504. None: as long as it wants.
     ``access_log``         a line of JSON on standard output per request.
+    ``otlp_traces_endpoint``  URL of a collector that takes OpenTelemetry traces over HTTP; None: no traces.
     ``state_dir``          folder for stored responses, files and batches; None keeps them in memory.
     """
 
@@ -57,6 +58,7 @@ class ServerConfig:
     body_seconds: float = 30.0
     request_seconds: float | None = None
     access_log: bool = False
+    otlp_traces_endpoint: str | None = None
     state_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -77,6 +79,11 @@ class ServerConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive")
         if self.request_seconds is not None and self.request_seconds <= 0:
             raise ConfigError(f"request_seconds is {self.request_seconds:g}; it must be positive")
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"otlp_traces_endpoint is {endpoint!r}; it must be a URL, such as http://localhost:4318/v1/traces"
+            )
         if (self.tls_certfile is None) != (self.tls_keyfile is None):
             raise ConfigError("tls_certfile and tls_keyfile belong together; give both or neither")
         if any(not key.strip() for key in self.api_keys):

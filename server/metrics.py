@@ -62,6 +62,9 @@ class Metrics:
     def timer(self, request: EngineRequest, arrival: float) -> RequestTimer:
         """Measures one engine request; ``arrival`` is in ``time.monotonic()`` seconds."""
         self.prompt_tokens.observe(len(request.prompt_token_ids))
+        tracing = self._state.tracing
+        if tracing is not None:
+            return tracing.timer(self, self._state.served_names[0], request, arrival)
         return RequestTimer(self, arrival)
 
 

@@ -97,6 +97,8 @@ class _Server:
             await serving
             self._socket.close()
             self._state.database.close()
+            if self._state.tracing is not None:
+                self._state.tracing.close()
 
     async def _live(self) -> int:
         client = await self._load()

@@ -21,6 +21,7 @@ from .logprobs import TokenTexts
 from .metrics import Metrics
 from .open_requests import OpenRequests
 from .tools.style import Style, choose_style
+from .tracing import Tracing
 
 S = TypeVar("S")
 
@@ -44,6 +45,8 @@ class ServerState:
         self.open_requests = OpenRequests(config.request_seconds)
         self.api_keys = ApiKeys(config.api_keys, _path(config.api_key_file))
         self.metrics = Metrics(self)
+        endpoint = config.otlp_traces_endpoint
+        self.tracing = None if endpoint is None else Tracing(endpoint)
         self.token_texts: TokenTexts
         self.style: Style
         # The prompt of a reranker, None for a model that is none.

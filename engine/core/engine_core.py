@@ -275,6 +275,7 @@ class EngineCore:
             finish_reason="error" if embedding is None else "stop",
             error="the hidden states are not finite" if embedding is None else None,
             embedding=embedding,
+            queue_seconds=sample.queue_seconds,
         )
 
     def _scores(self, tokens: list[int], hidden: Tensor) -> Tensor:
@@ -313,6 +314,7 @@ class EngineCore:
         elif len(sample.tokens) >= sample.max_num_tokens:
             output.finish_reason = "length"
         if output.finish_reason:
+            output.queue_seconds = sample.queue_seconds
             self._finish(sample)
         return output
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ class Sample:
     ``block_keys``       the root key, then the keys of the first full blocks, as far as anyone asked.
     ``num_registered_blocks``  leading blocks that have been offered to the prefix cache.
     ``num_cached_tokens``      prompt tokens taken from the prefix cache when the sample first started.
+    ``queue_seconds``    from ``queued_at`` until it first started.
     ``constraint``       what its tokens must follow; ``waits_for_constraint`` while that is being made.
     ``pooler``           makes the vector of a pooling request, which draws no tokens.
     ``prompt_logprobs``  filled chunk by chunk when asked for, then handed over with the first output.
@@ -58,6 +60,8 @@ class Sample:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     has_started: bool = False
+    queued_at: float = field(default_factory=time.monotonic)
+    queue_seconds: float = 0.0
     constraint: Constraint | None = None
     waits_for_constraint: bool = False
     pooler: Pooler | None = None

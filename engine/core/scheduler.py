@@ -10,6 +10,7 @@ one always gets on and nobody starves.
 from __future__ import annotations
 
 import bisect
+import time
 
 from .batch import Batch
 from .block_pool import BlockPool
@@ -131,6 +132,7 @@ class Scheduler:
         sample.num_computed_tokens = sample.num_tokens - 1 if is_fork else len(shared) * self._block_size
         sample.num_registered_blocks = sample.num_computed_tokens // self._block_size
         if not sample.has_started:
+            sample.queue_seconds = time.monotonic() - sample.queued_at
             sample.num_cached_tokens = leader.num_cached_tokens if is_fork and leader else sample.num_computed_tokens
         sample.has_started = True
         sample.status = Status.RUNNING

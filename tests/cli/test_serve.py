@@ -48,6 +48,7 @@ def test_every_field_has_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         "--reasoning-parser": "think",
         "--reranker": "qwen3",
         "--state-dir": "state",
+        "--otlp-traces-endpoint": "http://localhost:4318/v1/traces",
         "--quantize": "rtn:4:32",
         "--max-num-seqs": "3",
     }
@@ -74,6 +75,7 @@ def test_every_field_has_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         reasoning_parser="think",
         reranker="qwen3",
         state_dir="state",
+        otlp_traces_endpoint="http://localhost:4318/v1/traces",
         access_log=True,
     )
     changed = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) == getattr(ServerConfig(), f.name)]

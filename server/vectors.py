@@ -46,7 +46,7 @@ class Vectors:
         return self._generation.usage().prompt_tokens
 
 
-def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def unit(vectors: NDArray[Any]) -> NDArray[np.float32]:
     """Each row over its length; rows of zeros stay."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     return (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)

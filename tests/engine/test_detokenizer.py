@@ -51,7 +51,7 @@ def expected(tokenizer: ZooTokenizer, prompt: list[int], ids: list[int], skip: b
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_equals_whole_decode(tokenizer: ZooTokenizer, skip: bool) -> None:
+def test_b063_equals_whole_decode(tokenizer: ZooTokenizer, skip: bool) -> None:
     rng = random.Random(1)
     eos = tokenizer.backend.token_to_id(EOS)
     prompts: list[list[int]] = [[], [eos], tokenizer.encode("A prompt"), [eos, *tokenizer.encode(" x")]]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import openai
 import pytest
 from chain_model import ChainTokenizer
-from http_server import RunningServer
+from http_server import RunningServer, running_server
+from tokenizer_zoo import metaspace_tokenizer
 
 
 def texts(answer: dict) -> list[str]:
@@ -86,9 +90,9 @@ def test_one_bad_prompt_runs_none(chain: RunningServer) -> None:
     assert chain.client.stats().num_prompt_tokens == before
 
 
-def test_b006_echo_offsets(tiny: RunningServer) -> None:
+def check_echo_offsets(server: RunningServer) -> None:
     prompt = "\n2) Mia owns 12"
-    answer = tiny.complete(prompt, echo=True, logprobs=1, max_tokens=3, temperature=0, ignore_eos=True)
+    answer = server.complete(prompt, echo=True, logprobs=1, max_tokens=3, temperature=0, ignore_eos=True)
     choice = answer["choices"][0]
     logprobs, text = choice["logprobs"], choice["text"]
     count = answer["usage"]["prompt_tokens"] + 3
@@ -97,12 +101,29 @@ def test_b006_echo_offsets(tiny: RunningServer) -> None:
     assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
     assert all(math.isfinite(value) and value <= 0 for value in logprobs["token_logprobs"][1:])
     assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
-    checked = 0
+    covered = 0
     for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
         if not token.startswith(("bytes:", "<|")):
             assert text[offset : offset + len(token)] == token
-            checked += 1
-    assert checked >= len(prompt)
+            covered += len(token)
+    assert covered >= len(prompt)
+
+
+def test_b006_echo_offsets(tiny: RunningServer) -> None:
+    check_echo_offsets(tiny)
+
+
+@pytest.mark.parametrize("style", ["llama", "metaspace"])
+def test_b006_echo_offsets_of_marked_words(tiny_model: Callable[..., Path], tmp_path: Path, style: str) -> None:
+    """Tokenizers in sentencepiece's style mark where words begin, which the text does not show."""
+    tokenizer = metaspace_tokenizer(style)
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("llama", vocab_size=512), folder)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        (folder / name).unlink(missing_ok=True)
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    with running_server(folder, num_threads=1) as server:
+        check_echo_offsets(server)
 
 
 def test_b041_prompt_logprobs_with_a_warm_cache(tiny: RunningServer) -> None:

@@ -62,6 +62,11 @@ class Batch:
         """Known tokens [rows, max_model_len]; what lies past a row's ``num_tokens`` is stale."""
         return self._token_ids
 
+    @property
+    def block_table(self) -> NDArray[np.int32]:
+        """Blocks per row [rows, columns]; what lies past a row's context is stale."""
+        return self._block_table
+
     def add(self, sample: Sample) -> None:
         """Give a sample a row and fill it."""
         row = self._free_rows.pop()

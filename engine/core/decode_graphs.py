@@ -6,24 +6,26 @@ of fewer rows than its graph has is padded with requests of length 0, which read
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.attention_batch import AttentionBatch
 from ...kernels.kv_layout import KVCache
 from ...log import get_logger
 from ...platforms.graphs import Graph, GraphRecorder, UnrecordableError
-from .batch import StepInputs
+from .batch import Batch
+from .decode_inputs import DecodeInputs
 
 if TYPE_CHECKING:
     from ..models.model import Model
 
 logger = get_logger(__name__)
-
-_NO_SLOT = -1
 
 
 @dataclass(slots=True)
@@ -39,14 +41,26 @@ class GraphStats:
     refused: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeOutputs:
+    """``logits`` float32 [B, head rows], and ``tokens`` int64 [B], the largest of each row; until the next replay."""
+
+    logits: Tensor
+    tokens: Tensor
+
+
 class DecodeGraphs:
-    """The graphs of one model over one batch of up to ``num_rows`` rows and ``num_columns`` blocks each."""
+    """The graphs of one model over one batch of up to ``num_rows`` rows and ``num_columns`` blocks each.
+
+    ``argmax``: logits [B, head rows] -> tokens int64 [B].
+    """
 
     def __init__(
         self,
         model: Model,
         caches: list[KVCache],
         recorder: GraphRecorder,
+        argmax: Callable[[Tensor], Tensor],
         device: torch.device,
         num_rows: int,
         num_columns: int,
@@ -54,39 +68,32 @@ class DecodeGraphs:
         self._model = model
         self._caches = caches
         self._recorder = recorder
-        rows = recorder.rows_for(num_rows)
-        self._input_ids = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._slots = torch.full((rows,), _NO_SLOT, dtype=torch.int64, device=device)
-        self._seq_lens = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._block_table = torch.zeros((rows, num_columns), dtype=torch.int32, device=device)
-        self._query_start_loc = torch.arange(rows + 1, dtype=torch.int32, device=device)
-        self._max_len = num_columns * caches[0].block_size if caches else 0
+        self._argmax = argmax
+        self._inputs = DecodeInputs(recorder.rows_for(num_rows), num_columns, caches[0].block_size, device)
+        self._max_len = num_columns * caches[0].block_size
         self._graphs: dict[int, Graph] = {}
         self._reach = 0
         self.stats = GraphStats()
 
-    def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor] | None:
-        """(hidden [B,K], logits [B,V]) of a step of one token per request, until the next call; None: not recorded.
+    def can_run(self, batch: Batch, rows: NDArray[np.int64]) -> bool:
+        """Whether a step of the batch's ``rows`` is recorded; one of a size that comes for the first time is now."""
+        if self.stats.refused is not None:
+            return False
+        longest = int(batch.num_tokens[rows].max())
+        if longest > self._reach and not self._extend(longest):
+            return False
+        size = self._recorder.rows_for(len(rows))
+        return size in self._graphs or self._record(size)
 
-        A step of a size that comes for the first time is recorded for the next one.
-        """
-        batch = inputs.attention
-        if batch.max_query_len != 1 or self.stats.refused is not None:
-            return None
-        if batch.max_seq_len > self._reach and not self._extend(batch.max_seq_len):
-            return None
-        size = self._recorder.rows_for(batch.num_requests)
-        if size not in self._graphs:
-            self._record(size)
-        graph = self._graphs.get(size)
-        if graph is None:
-            return None
-        self._fill(inputs, size)
+    def run(self, batch: Batch, rows: NDArray[np.int64]) -> DecodeOutputs:
+        """The last token of each of the batch's ``rows`` through the model, where ``can_run`` has said yes."""
+        count, size = len(rows), self._recorder.rows_for(len(rows))
+        graph = self._graphs[size]
+        self._inputs.fill(batch, rows, size)
         graph.replay()
         self.stats.num_replays += 1
-        hidden, logits = graph.outputs
-        return hidden[: batch.num_requests], logits[: batch.num_requests]
+        logits, tokens = graph.outputs
+        return DecodeOutputs(logits, tokens) if count == size else DecodeOutputs(logits[:count], tokens[:count])
 
     def _extend(self, seq_len: int) -> bool:
         """Make sequences of that length fit the graphs; those recorded for shorter ones go."""
@@ -97,16 +104,19 @@ class DecodeGraphs:
         self._reach = reach
         return True
 
-    def _record(self, size: int) -> None:
+    @torch.inference_mode()
+    def _record(self, size: int) -> bool:
         def step() -> tuple[Tensor, Tensor]:
-            hidden = self._model.forward(self._input_ids[:size], self._positions[:size], self._caches, batch)
-            return hidden, self._model.compute_logits(hidden)
+            hidden = self._model.forward(inputs.input_ids[:size], inputs.positions[:size], self._caches, attention)
+            logits = self._model.compute_logits(hidden)
+            return logits, self._argmax(logits)
 
-        batch = AttentionBatch(
-            query_start_loc=self._query_start_loc[: size + 1],
-            seq_lens=self._seq_lens[:size],
-            block_table=self._block_table[:size],
-            slot_mapping=self._slots[:size],
+        inputs = self._inputs
+        attention = AttentionBatch(
+            query_start_loc=inputs.query_start_loc[: size + 1],
+            seq_lens=inputs.seq_lens[:size],
+            block_table=inputs.block_table[:size],
+            slot_mapping=inputs.slots[:size],
             query_lens_host=(1,) * size,
             seq_lens_host=(self._reach,) * size,
         )
@@ -115,7 +125,7 @@ class DecodeGraphs:
         except UnrecordableError as error:
             self.stats.refused = str(error)
             logger.warning("decode steps run without graphs: %s", error)
-            return
+            return False
         self.stats.num_graphs, self.stats.num_bytes = len(self._graphs), self._recorder.num_bytes
         logger.info(
             "recorded a decode step of %d rows for sequences of up to %d tokens; %d graphs take %.1f MiB",
@@ -124,17 +134,4 @@ class DecodeGraphs:
             len(self._graphs),
             self.stats.num_bytes / (1 << 20),
         )
-
-    def _fill(self, inputs: StepInputs, size: int) -> None:
-        batch = inputs.attention
-        count, columns = batch.num_requests, batch.block_table.shape[1]
-        self._input_ids[:count].copy_(inputs.input_ids)
-        self._positions[:count].copy_(inputs.positions)
-        self._slots[:count].copy_(batch.slot_mapping)
-        self._seq_lens[:count].copy_(batch.seq_lens)
-        self._block_table[:count, :columns].copy_(batch.block_table)
-        if count < size:
-            self._input_ids[count:size] = 0
-            self._positions[count:size] = 0
-            self._slots[count:size] = _NO_SLOT
-            self._seq_lens[count:size] = 0
+        return True

@@ -103,7 +103,6 @@ class EngineCore:
             block_size=config.block_size,
             max_num_tokens=config.max_num_batched_tokens,
         )
-        self._graphs, self._no_graphs = self._make_graphs(platform)
         self._runner = ModelRunner(
             model=model,
             batch=batch,
@@ -112,8 +111,9 @@ class EngineCore:
             copy_blocks=kernels.select("copy_blocks", PlainProblem(model.dtype)),
             kernels=kernels,
             vocab_size=self._vocab_size,
-            graphs=self._graphs,
         )
+        self._graphs, self._no_graphs = self._make_graphs(platform)
+        self._runner.use_graphs(self._graphs)
         self._grammars = GrammarCompiler(vocabulary, self._vocab_size, model.config.eos_token_ids)
         self._compiling: dict[str, Future[list[Constraint]]] = {}
         self._requests: dict[str, list[Sample]] = {}
@@ -130,7 +130,8 @@ class EngineCore:
             return None, recorder
         num_columns = -(-self._plan.max_model_len // self._plan.block_size)
         rows = self._config.max_num_seqs
-        return DecodeGraphs(self._model, self._caches, recorder, self._device, rows, num_columns), ""
+        argmax = self._runner.argmax
+        return DecodeGraphs(self._model, self._caches, recorder, argmax, self._device, rows, num_columns), ""
 
     @property
     def graphs(self) -> GraphStats:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.kv_layout import KVCache
@@ -55,7 +56,6 @@ class ModelRunner:
         copy_blocks: CopyBlocks,
         kernels: Kernels,
         vocab_size: int,
-        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
         self._batch = batch
@@ -65,51 +65,67 @@ class ModelRunner:
         self._vocab_size = vocab_size
         self._sampler = Sampler(batch, vocab_size, kernels)
         self._masks = MaskMaker(vocab_size)
+        self._graphs: DecodeGraphs | None = None
+        self.argmax = self._sampler.argmax
+
+    def use_graphs(self, graphs: DecodeGraphs | None) -> None:
+        """Replay decode steps from now on."""
         self._graphs = graphs
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute a step; drawn tokens are appended to their batch rows."""
         if plan.block_copies:
             self._copy_blocks([part for cache in self._caches for part in cache.tensors], plan.block_copies)
+        result = self._replay(plan) if self._graphs is not None and plan.is_decode else None
+        return self._compute(plan) if result is None else result
+
+    def _replay(self, plan: StepPlan) -> StepResult | None:
+        """A recorded step; None where there is none for this plan.
+
+        After a model's weights have passed through the caches each line of Python costs ten times as much as in a
+        loop of its own, so greedy tokens go from the graph to the result with as few of them as possible.
+        """
+        assert self._graphs is not None
+        rows = np.array([sample.row for sample in plan.samples], dtype=np.int64)
+        if not self._graphs.can_run(self._batch, rows):
+            return None
+        masks = self._masks.start([sample.constraint for sample in plan.samples])
+        outputs = self._graphs.run(self._batch, rows)
+        if masks is None and self._sampler.is_greedy(rows):
+            tokens = outputs.tokens.cpu().numpy()
+            self._batch.append_tokens(rows, np.maximum(tokens, 0))
+            drawn = [token if token >= 0 else None for token in tokens.tolist()]
+            return StepResult(samples=plan.samples, tokens=drawn, logprobs=[None] * len(drawn))
+        return self._sample(plan.samples, rows, outputs.logits, masks)
+
+    @torch.inference_mode()
+    def _compute(self, plan: StepPlan) -> StepResult:
         inputs = self._batch.inputs(plan, self._device)
         # Masks take their time beside the model, not after it.
         masks = self._masks.start([plan.samples[place].constraint for place in inputs.drawing.tolist()])
-        hidden, logits = self._compute(plan, inputs)
+        hidden = self._model.forward(inputs.input_ids, inputs.positions, self._caches, inputs.attention)
         for place, sample in enumerate(plan.samples):
             if sample.wants_prompt_logprobs:
                 self._read_prompt_logprobs(sample, hidden, inputs, place)
         pooled = [sample for place, sample in enumerate(plan.samples) if _pool(sample, hidden, inputs, place)]
-        result = self._draw(plan, hidden, logits, inputs, masks)
+        result = self._draw(plan, hidden, inputs, masks)
         result.pooled = pooled
         return result
 
-    def _compute(self, plan: StepPlan, inputs: StepInputs) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [T,K], and the logits of all T where a recorded step has computed them as well."""
-        # Poolers keep hidden states from one step to the next, recorded steps overwrite them.
-        if self._graphs is not None and all(sample.pooler is None for sample in plan.samples):
-            results = self._graphs.run(inputs)
-            if results is not None:
-                return results
-        return self._model.forward(inputs.input_ids, inputs.positions, self._caches, inputs.attention), None
-
-    def _draw(
-        self,
-        plan: StepPlan,
-        hidden: Tensor,
-        logits: Tensor | None,
-        inputs: StepInputs,
-        masks: Future[TokenMasks] | None,
-    ) -> StepResult:
+    def _draw(self, plan: StepPlan, hidden: Tensor, inputs: StepInputs, masks: Future[TokenMasks] | None) -> StepResult:
         drawing = inputs.drawing
         if len(drawing) == 0:
             return StepResult()
         last = inputs.starts[drawing] + inputs.counts[drawing] - 1
-        chosen = hidden if logits is None else logits
-        if len(last) != len(chosen):
-            chosen = chosen[torch.from_numpy(last).to(self._device, non_blocking=True)]
-        rows = inputs.rows[drawing]
-        logits = self._model.compute_logits(chosen) if logits is None else chosen
+        if len(last) != len(hidden):
+            hidden = hidden[torch.from_numpy(last).to(self._device, non_blocking=True)]
+        samples = [plan.samples[place] for place in drawing.tolist()]
+        return self._sample(samples, inputs.rows[drawing], self._model.compute_logits(hidden), masks)
+
+    @torch.inference_mode()
+    def _sample(
+        self, samples: list[Sample], rows: NDArray[np.int64], logits: Tensor, masks: Future[TokenMasks] | None
+    ) -> StepResult:
         drawn = self._sampler.sample(logits, rows, None if masks is None else masks.result())
         self._batch.append_tokens(rows, drawn.tokens)
         tokens = [
@@ -117,7 +133,7 @@ class ModelRunner:
             for token, is_valid in zip(drawn.tokens.tolist(), drawn.is_valid.tolist(), strict=True)
         ]
         return StepResult(
-            samples=[plan.samples[place] for place in drawing.tolist()],
+            samples=samples,
             tokens=tokens,
             logprobs=[drawn.logprobs.get(place) for place in range(len(tokens))],
         )

@@ -51,6 +51,18 @@ class Sampler:
         self._vocab_size = vocab_size
         self._argmax, self._draw_tokens, self._edit_logits = select_sampling(kernels, vocab_size)
 
+    def is_greedy(self, rows: NDArray[np.int64]) -> bool:
+        """Whether each row takes the largest of its logits as they are, and nobody asks for more."""
+        sampling = self._batch.sampling
+        if sampling.edits or sampling.temperature[rows].any():
+            return False
+        return bool((sampling.num_logprobs[rows] == NO_LOGPROBS).all())
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """int64 [R]: the token of each row of logits [R, head rows]; -1 where their maximum is not finite."""
+        tokens: Tensor = self._argmax(logits[:, : self._vocab_size])
+        return tokens
+
     def sample(self, logits: Tensor, rows: NDArray[np.int64], masks: TokenMasks | None = None) -> DrawnTokens:
         """One token per row of logits [R, head rows] float32, which may be changed in place; ``masks`` ban tokens."""
         logits = logits[:, : self._vocab_size]

@@ -25,5 +25,15 @@ class StepPlan:
         self.samples.append(sample)
         self.num_tokens[sample.id] = count
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether every sample computes its last token alone, to draw the next one and for nothing else."""
+        return all(count == 1 for count in self.num_tokens.values()) and all(
+            sample.num_computed_tokens + 1 == sample.num_tokens
+            and sample.pooler is None
+            and not sample.wants_prompt_logprobs
+            for sample in self.samples
+        )
+
     def __bool__(self) -> bool:
         return bool(self.samples)

@@ -7,13 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fake_core import check_idle, run
+from numpy.typing import NDArray
 from twofold.engine.config import EngineConfig
-from twofold.engine.core.batch import StepInputs
+from twofold.engine.core.batch import Batch
+from twofold.engine.core.decode_graphs import DecodeOutputs
 from twofold.engine.core.engine_core import EngineCore
 from twofold.engine.core.loading import CoreParts, load_parts
+from twofold.engine.core.runner import StepResult
+from twofold.engine.core.step_plan import StepPlan
 from twofold.engine.layers import rope
 from twofold.engine.messages import EngineRequest, TokenOutput
 from twofold.engine.sampling_params import SamplingParams
@@ -52,30 +57,33 @@ def mixed(count: int, **params: Any) -> list[EngineRequest]:
 
 
 def check_replays(core: EngineCore) -> list[tuple[int, int]]:
-    """Compare replays with the model itself, and what both leave in the caches; the list of (rows, rows of the graph)."""
-    graphs = core._graphs
+    """Compare replays with the model itself, and what both leave in the caches; the (rows, rows of the graph)."""
+    runner, graphs, model, caches = core._runner, core._graphs, core._model, core._caches
     assert graphs is not None
-    replay, model, caches = graphs.run, core._model, core._caches
+    replay, run_graph = runner._replay, graphs.run
     seen: list[tuple[int, int]] = []
+    wanted: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
 
     def contents() -> list[torch.Tensor]:
         return [part.clone(memory_format=torch.contiguous_format) for cache in caches for part in cache.tensors]
 
-    def checked(inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if inputs.attention.max_query_len != 1:
-            return replay(inputs)
-        hidden = model.forward(inputs.input_ids, inputs.positions, caches, inputs.attention).clone()
-        logits, written = model.compute_logits(hidden).clone(), contents()
-        results = replay(inputs)
-        if results is None:
-            return None
-        assert torch.equal(results[0], hidden) and torch.equal(results[1], logits)
+    def one_by_one(plan: StepPlan) -> StepResult | None:
+        inputs = runner._batch.inputs(plan, torch.device("cpu"))
+        hidden = model.forward(inputs.input_ids, inputs.positions, caches, inputs.attention)
+        wanted.append((model.compute_logits(hidden).clone(), contents()))
+        return replay(plan)
+
+    def checked(batch: Batch, rows: NDArray[np.int64]) -> DecodeOutputs:
+        outputs = run_graph(batch, rows)
+        logits, written = wanted[-1]
+        assert torch.equal(outputs.logits, logits)
+        assert torch.equal(outputs.tokens, logits[:, : core._vocab_size].argmax(-1))
         for before, after in zip(written, contents(), strict=True):
             assert torch.equal(before.view(torch.uint8), after.view(torch.uint8)), "a replay wrote what it must not"
-        rows = len(inputs.rows)
-        seen.append((rows, graphs._recorder.rows_for(rows)))
-        return results
+        seen.append((len(rows), graphs._recorder.rows_for(len(rows))))
+        return outputs
 
+    runner._replay = one_by_one  # type: ignore[method-assign]
     graphs.run = checked  # type: ignore[method-assign]
     return seen
 

@@ -12,7 +12,7 @@ from ..errors import ConfigError, TwofoldError
 from . import diagnosis
 from .engine_options import add_engine_arguments, engine_config
 
-_MODEL_FIELDS = ("dtype", "quantization", "block_size", "kv_cache_dtype", "strict_kernels")
+_MODEL_FIELDS = ("dtype", "quantization", "block_size", "kv_cache_dtype", "cpu_activations", "strict_kernels")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +96,7 @@ def make_model_report(args: argparse.Namespace) -> dict[str, Any]:
         target = find_target(config.device, args.arch)
         dtype = target.compute_dtype(config.dtype, load_model_config(files).dtype)
         report |= {"arch": target.spec.arch, "dtype": dtype_name(dtype)}
-        kernels = KernelSet(target.spec, strict=config.strict_kernels)
+        kernels = KernelSet(target.spec, strict=config.strict_kernels, cpu_activations=config.cpu_activations)
         survey = survey_model(
             files,
             kernels,

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from ..engine.config import DEVICES, DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
+from ..engine.config import CPU_ACTIVATIONS, DEVICES, DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from .parser import byte_size, natural_int, number, positive_int
 
 _FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}
@@ -30,6 +30,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "kv_cache_dtype": {
         "choices": KV_CACHE_DTYPES,
         "help": "how keys and values are stored; fp8 and int8 take a quarter of float32 (auto: as activations)",
+    },
+    "cpu_activations": {
+        "choices": CPU_ACTIVATIONS,
+        "help": "int8: on a CPU, round the inputs of integer weights to 8 bits, which is faster and not exact",
     },
     "kv_cache_bytes": {
         "type": byte_size,

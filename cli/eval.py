@@ -10,7 +10,9 @@ from pathlib import Path
 from .engine_options import add_engine_arguments, engine_config
 from .parser import positive_int
 
-_FIELDS = ("device", "dtype", "quantize", "quantization", "kv_cache_dtype", "num_threads", "strict_kernels")
+_FIELDS = (
+    "device", "dtype", "quantize", "quantization", "kv_cache_dtype", "cpu_activations", "num_threads", "strict_kernels",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     config = engine_config(args)
     reference = None
     if args.reference:
-        reference = replace(config, model=args.reference, quantize=None, quantization=None, kv_cache_dtype="auto")
+        plain = {"quantize": None, "quantization": None, "kv_cache_dtype": "auto", "cpu_activations": "exact"}
+        reference = replace(config, model=args.reference, **plain)
     with layer_progress(f"evaluating {args.model}", "windows") as progress:
         result = evaluate(config, spec, reference=reference, progress=progress)
     if args.json:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ..engine.plan import ModelPlan, SchemePlan
 
 _FIELDS = (
-    "device", "dtype", "quantization", "max_model_len", "block_size", "kv_cache_dtype", "kv_cache_bytes",
-    "memory_fraction", "max_num_seqs", "max_num_batched_tokens", "strict_kernels",
+    "device", "dtype", "quantization", "max_model_len", "block_size", "kv_cache_dtype", "cpu_activations",
+    "kv_cache_bytes", "memory_fraction", "max_num_seqs", "max_num_batched_tokens", "strict_kernels",
 )  # fmt: skip
 
 

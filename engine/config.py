@@ -13,7 +13,8 @@ DEVICES = ("auto", "cpu", "cuda", "rocm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4", "fp8")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8")
-_CHOICES = ("device", "dtype", "quantization", "kv_cache_dtype")
+CPU_ACTIVATIONS = ("exact", "int8")
+_CHOICES = ("device", "dtype", "quantization", "kv_cache_dtype", "cpu_activations")
 # A field's annotation -> the types that it takes, in Python and in words. bool is an int to Python, never here.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "str": ((str,), "a text"),
@@ -32,6 +33,7 @@ class EngineConfig:
     ``quantization``            int8, int4 or fp8: round a plain checkpoint's weights while they load, or None.
     ``max_model_len``           longest prompt plus output in tokens; None: what the model's config says.
     ``kv_cache_dtype``          auto (that of activations), fp8 or int8: how keys and values are stored.
+    ``cpu_activations``         exact, or int8: on a CPU, inputs of integer weights are rounded to 8 bits.
     ``kv_cache_bytes``          size of the KV pool in bytes; None: ``memory_fraction`` of what is really free.
     ``max_num_batched_tokens``  token budget of one step.
     ``max_num_seqs``            rows of the persistent batch: requests computed at once.
@@ -48,6 +50,7 @@ class EngineConfig:
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_dtype: str = "auto"
+    cpu_activations: str = "exact"
     kv_cache_bytes: int | None = None
     memory_fraction: float = 0.9
     max_num_seqs: int = 64
@@ -86,6 +89,10 @@ class EngineConfig:
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise ConfigError(
                 f"kv_cache_dtype is {self.kv_cache_dtype!r}; it must be one of {', '.join(KV_CACHE_DTYPES)}"
+            )
+        if self.cpu_activations not in CPU_ACTIVATIONS:
+            raise ConfigError(
+                f"cpu_activations is {self.cpu_activations!r}; it must be one of {', '.join(CPU_ACTIVATIONS)}"
             )
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             raise ConfigError(f"quantization is {self.quantization!r}; it must be one of {', '.join(QUANTIZATIONS)}")

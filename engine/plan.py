@@ -83,7 +83,7 @@ def make_plan(
     dtype = target.compute_dtype(config.dtype, load_model_config(files).dtype)
 
     def survey(quantization: str | None, kv_cache_dtype: str) -> Survey:
-        kernels = KernelSet(target.spec, strict=config.strict_kernels)
+        kernels = KernelSet(target.spec, strict=config.strict_kernels, cpu_activations=config.cpu_activations)
         return survey_model(
             files,
             kernels,

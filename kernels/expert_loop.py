@@ -34,11 +34,13 @@ class LoopedExperts:
 # Linear candidates whose panels the C kernel reads for all experts at once, and those that round their input as well.
 IN_C = ("c_dense_float32", "c_low_bit_float32", "c_dense_dequantized")
 IN_C_ROUNDED = ("c_low_bit_emulated", "c_dense_emulated")
+# Linear candidates of which a loop over experts would be slower than what stands behind them.
+WITHOUT_EXPERTS = ("c_int8_activations",)
 
 
 def register_expert_loops(registry: Registry, spec: DeviceSpec) -> None:
     """Append an ``expert_linear`` candidate for every linear one registered so far that has none, in their order."""
-    taken = {candidate.name for candidate in registry.candidates("expert_linear")}
+    taken = {candidate.name for candidate in registry.candidates("expert_linear")} | set(WITHOUT_EXPERTS)
     for linear in registry.candidates("linear"):
         if linear.name not in taken:
             registry.register(_candidate(linear, spec))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from ..errors import ConfigError
 from ..platforms.spec import DeviceSpec
 from .cpu.candidates import register_cpu_ops
 from .cpu.library import unavailable
@@ -18,11 +19,17 @@ from .triton.candidates import register_triton_ops
 _HEAVY_OPS = ("linear", "expert_linear", "paged_attention")
 
 
-def default_registry(spec: DeviceSpec) -> Registry:
-    """All candidates that this package has for a device, best first."""
+def default_registry(spec: DeviceSpec, cpu_activations: str = "exact") -> Registry:
+    """All candidates that this package has for a device, best first.
+
+    ``cpu_activations`` int8: products with weights of integers may round their input to 8 bits, on a CPU (ConfigError
+    for another device).
+    """
     registry = Registry()
     if spec.device_type == "cpu":
-        register_cpu_ops(registry)
+        register_cpu_ops(registry, rounds_inputs=cpu_activations == "int8")
+    elif cpu_activations != "exact":
+        raise ConfigError(f"cpu_activations is {cpu_activations!r}, but the model runs on {spec.arch}; leave it out")
     else:
         register_triton_ops(registry, spec)
     register_torch_ops(registry, spec)
@@ -32,13 +39,21 @@ def default_registry(spec: DeviceSpec) -> Registry:
 class KernelSet:
     """Chooses a kernel per (operation, problem) on one device and remembers it.
 
-    With ``strict`` a fallback raises UnsupportedError. ``registry`` replaces the package's own candidates.
+    With ``strict`` a fallback raises UnsupportedError. ``registry`` replaces the package's own candidates, among which
+    ``cpu_activations`` counts as for ``default_registry``.
     """
 
-    def __init__(self, spec: DeviceSpec, *, strict: bool = False, registry: Registry | None = None) -> None:
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        *,
+        strict: bool = False,
+        registry: Registry | None = None,
+        cpu_activations: str = "exact",
+    ) -> None:
         self.spec = spec
         self.strict = strict
-        self._registry = registry or default_registry(spec)
+        self._registry = registry or default_registry(spec, cpu_activations)
         self._selections: dict[tuple[str, Any], Selection] = {}
         self._uses: list[LayerUse] = []
 

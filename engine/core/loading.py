@@ -43,7 +43,7 @@ def load_parts(config: EngineConfig) -> CoreParts:
     platform.set_threads(config.num_threads, torch_too=config.quantization is not None)
     files = _find_files(config)
     vocabulary = load_vocabulary(files)
-    kernels = KernelSet(platform.spec, strict=config.strict_kernels)
+    kernels = KernelSet(platform.spec, strict=config.strict_kernels, cpu_activations=config.cpu_activations)
     model = load_model(files, config, platform, kernels)
     platform.set_threads(config.num_threads, torch_too=kernels.needs_torch_threads())
     for line in report_lines(kernels.report()):

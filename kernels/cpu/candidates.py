@@ -20,15 +20,15 @@ from ..problems import (
 )
 from ..registry import Candidate, Quality, Registry
 from ..sampling_options import MAX_COLUMNS
-from . import attention, elementwise, embedding, fused, linear, route, sampling
+from . import attention, elementwise, embedding, fused, linear, linear_int8, route, sampling
 from .cache_sizes import KV_DTYPES
 from .library import unavailable
 
 _BITS = (2, 4, 8)
 
 
-def register_cpu_ops(registry: Registry) -> None:
-    """Register the compiled kernels."""
+def register_cpu_ops(registry: Registry, *, rounds_inputs: bool = False) -> None:
+    """Register the compiled kernels. ``rounds_inputs``: also that of a weight whose checkpoint does not ask for it."""
     ops: dict[str, tuple[Callable[[DeviceSpec, Any], str | None], Callable[..., Any]]] = {
         "rms_norm": (_plain, elementwise.rms_norm),
         "add_rms_norm": (_plain, elementwise.add_rms_norm),
@@ -60,6 +60,19 @@ def register_cpu_ops(registry: Registry) -> None:
             prepare=linear.prepare_dense,
             prepared_bytes=linear.dense_bytes,
             assemble=linear.DenseAssembly,
+            own_threads=True,
+        )
+    )
+    registry.register(
+        Candidate(
+            op="linear",
+            name="c_int8_activations",
+            quality=Quality.NATIVE,
+            can_run=_int8_if_asked if rounds_inputs else _int8_by_right,
+            run=linear_int8.run,
+            prepare=linear_int8.prepare,
+            prepared_bytes=linear.low_bit_bytes,
+            assemble=linear_int8.Int8Assembly,
             own_threads=True,
         )
     )
@@ -116,6 +129,16 @@ def _dense(spec: DeviceSpec, problem: LinearProblem) -> str | None:
     if not isinstance(problem.scheme, Dense):
         return f"the weight is {problem.scheme}, not dense"
     return _float32(problem.dtype)
+
+
+def _int8_if_asked(spec: DeviceSpec, problem: LinearProblem) -> str | None:
+    return linear_int8.why_not(spec, problem)
+
+
+def _int8_by_right(spec: DeviceSpec, problem: LinearProblem) -> str | None:
+    if isinstance(problem.scheme, WeightOnly | Offset):
+        return "activations in 8 bits were not asked for (--cpu-activations int8)"
+    return linear_int8.why_not(spec, problem)
 
 
 def _low_bit(spec: DeviceSpec, problem: LinearProblem) -> str | None:

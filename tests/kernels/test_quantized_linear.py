@@ -41,9 +41,10 @@ def weight_of(scheme: object, static: torch.Tensor | None = None) -> CanonicalWe
 
 
 CASES = [
-    (Int8((1, -1), TOKEN8), None, "c_low_bit_emulated"),
-    (Int8((1, 16), TENSOR8, symmetric=False), 0.02, "c_low_bit_emulated"),
-    (Int8((-1, -1), TENSOR8), 0.02, "c_low_bit_emulated"),
+    (Int8((1, -1), TOKEN8), None, "c_int8_activations"),
+    (Int8((1, 16), TENSOR8, symmetric=False), 0.02, "c_int8_activations"),
+    (Int8((-1, -1), TENSOR8), 0.02, "c_int8_activations"),
+    (Int8((1, 8), TOKEN8), None, "c_low_bit_emulated"),
     (Int8((1, 10), TOKEN8), None, "c_dense_emulated"),
     (Fp8((1, -1), FP8_TOKEN), None, "c_dense_emulated"),
     (Fp8((16, 32), Activation(Element.FP8, 32)), None, "c_dense_emulated"),
@@ -60,14 +61,16 @@ def test_product_of_rounded_input_and_expanded_weight(
     scheme: object, static: float | None, name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
-        monkeypatch.setattr("twofold.kernels.quantized_linear.unavailable", lambda: "no compiler")
+        for module in ("quantized_linear", "cpu.linear_int8"):
+            monkeypatch.setattr(f"twofold.kernels.{module}.unavailable", lambda: "no compiler")
     kernels = KernelSet(CpuPlatform().spec)
     candidate = kernels.select_candidate(
         "linear", LinearProblem(scheme=scheme, in_features=COLUMNS, out_features=ROWS, dtype=torch.float32)
     )
     emulates = activation_of(scheme) is not None  # type: ignore[arg-type]
     assert candidate.name == (name if compiled else ("torch_emulated" if emulates else "torch_dequantized"))
-    assert candidate.quality.value == ("emulated" if emulates else "dequantizing")
+    native = compiled and name == "c_int8_activations"
+    assert candidate.quality.value == ("native" if native else "emulated" if emulates else "dequantizing")
     weight = weight_of(scheme, None if static is None else torch.tensor(static))
     x, bias = torch.randn(3, COLUMNS), torch.randn(ROWS)
     assert candidate.prepare is not None

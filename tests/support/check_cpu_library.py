@@ -10,13 +10,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import expected_attention, make_case
 from expert_cases import expected, random_ids, random_weights
+from int8_cases import eight_bit_weight, expected_product, integer_weight
 from kv_codes import DTYPES, codes_of, in_codes, scales_of
 from sampling_cases import check_ugly, random_edits
 from twofold.kernels import reference
-from twofold.kernels.cpu import attention, elementwise, experts, library, linear, sampling
+from twofold.kernels.cpu import attention, elementwise, experts, library, linear, linear_int8, sampling
 from twofold.platforms import cpu_threads
 from twofold.quant.canonical import DenseWeight, PackedWeight, dequantize, pack
-from twofold.quant.scheme import Dense, WeightOnly
+from twofold.quant.scheme import Activation, Dense, Element, Int8, Offset, WeightOnly
 
 
 def check_linear() -> None:
@@ -42,6 +43,28 @@ def check_linear() -> None:
             assert torch.equal(result, linear.run_dense(x, dense)), (bits, rows)
             expected = x.double() @ dequantize(packed, torch.float64).T
             torch.testing.assert_close(result.double(), expected, atol=0.05, rtol=1e-3)
+
+
+def check_int8() -> None:
+    for bits in (2, 4, 8):
+        for scheme, shape in (
+            (WeightOnly(bits, 32), (45, 170)),
+            (Offset(bits, -1), (33, 129)),
+            (WeightOnly(bits, 16, False), (70, 700)),
+        ):
+            weight = integer_weight(scheme, shape)
+            prepared = linear_int8.prepare(weight, torch.float32)
+            for rows in (1, 2, 5, 6, 7, 16, 17, 40):
+                x = torch.randn(rows, shape[1])
+                expected, size = expected_product(x, weight)
+                assert ((linear_int8.run(x, prepared) - expected).abs() <= 1e-6 * size).all(), (scheme, rows)
+    for scheme in (Int8((1, -1), Activation(Element.INT8)), Int8((1, 128), Activation(Element.INT8), False)):
+        weight = eight_bit_weight(scheme, (45, 1044))
+        for rows in (1, 40):
+            x = torch.randn(rows, 1044)
+            expected, size = expected_product(x, weight)
+            result = linear_int8.run(x, linear_int8.prepare(weight, torch.float32))
+            assert ((result - expected).abs() <= 1e-6 * size).all(), (scheme, rows)
 
 
 def check_experts() -> None:
@@ -121,6 +144,7 @@ def main(path: str) -> None:
     cpu_threads.set_num_threads(3)
     torch.manual_seed(0)
     check_linear()
+    check_int8()
     check_experts()
     check_attention()
     check_eight_bit_cache()

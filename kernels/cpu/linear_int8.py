@@ -1,0 +1,157 @@
+"""Linear layers in C with the input in 8 bits: products of integers, summed exactly, on ``linear``'s panels.
+
+The input's scales are those of ``reference.fake_quantize``: per token or static where the checkpoint says so, else per
+32 features.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...platforms.spec import DeviceSpec
+from ...quant.canonical import CanonicalWeight, DenseWeight
+from ...quant.scheme import Activation, Element, Int8, LowBit, Offset, WeightOnly
+from ..problems import LinearProblem, dtype_name
+from .library import functions, unavailable
+from .panels import LowBitAssembly, LowBitPanels
+
+BITS = (2, 4, 8)
+# How inputs are rounded that a checkpoint leaves as they are.
+INPUT = Activation(Element.INT8, 32)
+# With more features under one scale a sum might pass 32 bits.
+_MAX_BLOCK = 1 << 16
+_NUM_SIZES, _NUM_TENSORS = 8, 5
+# As CAPACITY and STRIDE in linear_int8.c.
+_ROWS, _STRIDE = 32, 64
+
+_Sizes = ctypes.c_ssize_t * _NUM_SIZES
+_Tensors = ctypes.c_void_p * _NUM_TENSORS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Int8Panels:
+    """Panels and what C is told about them; ``input_scale`` 0.0: scales come from the values.
+
+    ``row_bytes``: of workspace for a row of the input.
+    """
+
+    panels: LowBitPanels
+    sizes: ctypes.Array[ctypes.c_ssize_t]
+    tensors: ctypes.Array[ctypes.c_void_p]
+    input_scale: float
+    row_bytes: int
+
+
+class Int8Assembly:
+    """A weight in panels for inputs in 8 bits; all its parts have the same static input scale."""
+
+    def __init__(self, problem: LinearProblem) -> None:
+        self._problem, self._assembly = problem, LowBitAssembly(problem)
+        self._input_scale = 0.0
+
+    def put(self, first_row: int, part: CanonicalWeight) -> None:
+        """Rows ``first_row`` and following become those of ``part``."""
+        scale = None if isinstance(part, DenseWeight) or not _rounds(part.scheme) else part.input_scale
+        self._input_scale = 0.0 if scale is None else float(scale)
+        self._assembly.put(first_row, part)
+
+    def finish(self) -> Int8Panels:
+        panels = self._assembly.finish()
+        block = block_size(self._problem)
+        how, columns = input_of(self._problem.scheme), panels.in_features
+        sizes = _Sizes(
+            columns,
+            panels.out_features,
+            panels.codes.shape[1],
+            panels.scales.shape[1],
+            panels.group_size,
+            panels.bits,
+            max(how.group_size, 0),
+            block,
+        )
+        perm = None if panels.perm is None else panels.perm.data_ptr()
+        tensors = _Tensors(panels.codes.data_ptr(), panels.scales.data_ptr(), *panels.zero_pointers, perm)
+        row_bytes = -(-columns // _STRIDE) * _STRIDE + 8 * -(-columns // block)
+        return Int8Panels(panels, sizes, tensors, self._input_scale, row_bytes)
+
+
+def prepare(weight: CanonicalWeight, dtype: torch.dtype) -> Int8Panels:
+    """Lay a weight of integers out in panels."""
+    rows, columns = weight.shape
+    assembly = Int8Assembly(LinearProblem(scheme=weight.scheme, in_features=columns, out_features=rows, dtype=dtype))
+    assembly.put(0, weight)
+    return assembly.finish()
+
+
+def run(x: Tensor, weight: Int8Panels, bias: Tensor | None = None) -> Tensor:
+    """x [T,K] float32 -> [T,N]."""
+    rows, columns = x.shape
+    assert columns == weight.panels.in_features and x.dtype is torch.float32, "x must be float32 [T,K]"
+    assert bias is None or (bias.dtype is torch.float32 and bias.is_contiguous()), "bias must be float32 [N]"
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    y = torch.empty((rows, weight.panels.out_features))
+    workspace = torch.empty(-(-rows // _ROWS) * _ROWS * weight.row_bytes, dtype=torch.uint8)
+    functions.twofold_linear_int8(
+        x.data_ptr(),
+        x.stride(0),
+        rows,
+        weight.tensors,
+        weight.sizes,
+        weight.input_scale,
+        workspace.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+    )
+    return y
+
+
+def input_of(scheme: object) -> Activation:
+    """How the input of a weight is rounded here."""
+    return scheme.activation if isinstance(scheme, Int8 | LowBit) else INPUT
+
+
+def block_size(problem: LinearProblem) -> int:
+    """Features in which neither the input's scale nor the weight's changes."""
+    group, columns = _group_size(problem), problem.in_features
+    rounded = input_of(problem.scheme).group_size
+    sizes = [size for size in (group, rounded) if 0 < size < columns]
+    return math.gcd(*sizes) if sizes else columns
+
+
+def why_not(spec: DeviceSpec, problem: LinearProblem) -> str | None:
+    """Why products of integers are not for a problem, in words."""
+    scheme = problem.scheme
+    if not isinstance(scheme, WeightOnly | Offset | LowBit | Int8):
+        return f"the weight is {scheme}, not made of integers"
+    bits = 8 if isinstance(scheme, Int8) else scheme.bits
+    if bits not in BITS:
+        return f"it decodes {', '.join(map(str, BITS))} bits, not {bits}"
+    how = input_of(scheme)
+    if how.element is not Element.INT8 or not how.symmetric or (how.group_size == 0 and how.dynamic):
+        return f"it rounds inputs to int8 around 0, per token, per group or with a stored scale, not as {how}"
+    block = block_size(problem)
+    if block < problem.in_features and block % 16:
+        return f"scales change every {block} features; it sums 16 or a multiple"
+    if block > _MAX_BLOCK:
+        return f"a sum over {block} features may pass 32 bits; it takes up to {_MAX_BLOCK}"
+    if problem.dtype is not torch.float32:
+        return f"it computes in float32, not {dtype_name(problem.dtype)}"
+    return unavailable()
+
+
+def _group_size(problem: LinearProblem) -> int:
+    scheme = problem.scheme
+    if isinstance(scheme, Int8):
+        return scheme.resolved_block((problem.out_features, problem.in_features))[1]
+    assert isinstance(scheme, WeightOnly | Offset | LowBit), f"{scheme} is not made of integers"
+    return scheme.resolved_group_size(problem.in_features)
+
+
+def _rounds(scheme: object) -> bool:
+    return isinstance(scheme, Int8 | LowBit)

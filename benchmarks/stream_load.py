@@ -6,6 +6,7 @@ import json
 import select
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -19,8 +20,14 @@ class StreamResult:
     complete: bool = False
 
 
-def read_streams(port: int, path: str, bodies: list[dict[str, object]], marker: bytes) -> list[StreamResult]:
-    """Send all bodies at once, a connection each, and read to the end; ``marker`` is in the first event with text."""
+def read_streams(
+    port: int, path: str, bodies: list[dict[str, object]], marker: bytes, begun: Callable[[int], None] | None = None
+) -> list[StreamResult]:
+    """Send all bodies at once, a connection each, and read to the end; ``marker`` is in the first event with text.
+
+    ``begun`` is told the number of events so far when every stream has had its first.
+    """
+    num_waiting = len(bodies)
     poll = select.epoll()
     open_streams: dict[int, tuple[socket.socket, StreamResult, float]] = {}
     results = []
@@ -43,6 +50,9 @@ def read_streams(port: int, path: str, bodies: list[dict[str, object]], marker: 
                 continue
             if not result.first and marker in data:
                 result.first = time.perf_counter() - began
+                num_waiting -= 1
+                if num_waiting == 0 and begun is not None:
+                    begun(sum(item.events for item in results))
             result.events += data.count(b"data: {")
             result.size += len(data)
             result.complete = b"data: [DONE]" in data or result.complete

@@ -81,7 +81,7 @@ def test_selected_kernels_are_the_engines() -> None:
 
 def test_the_host_clock_measures() -> None:
     total = torch.zeros(())
-    assert 0 < HostClock(CPU, 0.003).seconds(lambda: total.add_(1)) < 0.1
+    assert HostClock(CPU, 0.003).seconds(lambda: total.add_(1)) > 0
     assert total > 4
 
 

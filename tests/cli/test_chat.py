@@ -113,9 +113,9 @@ def test_a_real_ctrl_c_hangs_up_and_goes_on() -> None:
         process.stdin.flush()
         assert process.stdout.read(3) == b"w0 "
         process.send_signal(signal.SIGINT)
-        limit = time.monotonic() + 10
+        limit = time.monotonic() + 30
         while not server.num_hung_up and time.monotonic() < limit:
             time.sleep(0.02)
-        out, err = process.communicate(b"/exit\n", timeout=20)
+        out, err = process.communicate(b"/exit\n", timeout=100)
     assert process.returncode == 0, err
     assert out.endswith(b"[stopped]\n") and server.num_hung_up == 1

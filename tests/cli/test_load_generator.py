@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -35,25 +36,25 @@ def test_calibration_counts_words_per_token() -> None:
 
 @pytest.mark.parametrize("usage", [True, False])
 def test_closed_loop(usage: bool) -> None:
-    with scripted_server(pause=0.01, usage=usage) as server:
+    with scripted_server(pause=0.05, usage=usage) as server:
         jobs = make_jobs(Load(num_requests=9, input_len=10, output_len=5), 1.0)
         report = run_load(OpenAIClient(server.url), "scripted", jobs, 3, {"ignore_eos": True}).as_dict()
         assert server.max_open == 3
         assert all(body["ignore_eos"] and body["max_tokens"] == 5 for body in server.bodies)
     assert (report["num_requests"], report["num_failed"], report["output_tokens"]) == (9, 0, 45)
     assert report["output_tokens_per_second"] == pytest.approx(45 / report["seconds"])
-    assert 9 < report["itl_ms"]["p50"] < 100
-    assert report["seconds"] > 3 * 5 * 0.01
+    assert report["itl_ms"]["p50"] > 45
+    assert report["seconds"] > 3 * 5 * 0.05
 
 
 def test_open_loop_waits_until_a_request_is_due() -> None:
     load = Load(num_requests=4, input_len=8, output_len=1, rate=20.0, seed=3)
     jobs = make_jobs(load, 1.0)
+    began = time.perf_counter()
     with scripted_server() as server:
         report = run_load(OpenAIClient(server.url), "scripted", jobs, 4, {})
-    sent = sorted(outcome.started for outcome in report.outcomes)
-    for job, started in zip(jobs[1:], sent[1:], strict=True):
-        assert started - sent[0] >= job.due - 0.02
+    for job, started in zip(jobs, sorted(outcome.started for outcome in report.outcomes), strict=True):
+        assert started - began >= job.due
 
 
 def test_figures_of_a_hand_made_run() -> None:

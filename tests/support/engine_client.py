@@ -28,7 +28,7 @@ def with_client(
         client = counting_client(core, **options)
         await client.launch()
         try:
-            await asyncio.wait_for(check(client), 60)
+            await asyncio.wait_for(check(client), 200)
         finally:
             await client.shutdown()
 
@@ -39,7 +39,7 @@ async def collect(deltas: AsyncIterator[SampleDelta]) -> list[SampleDelta]:
     return [delta async for delta in deltas]
 
 
-async def until(condition: Callable[[], bool], timeout: float = 10.0) -> float:
+async def until(condition: Callable[[], bool], timeout: float = 60.0) -> float:
     """Wait for ``condition``; returns the seconds that it took."""
     began = time.monotonic()
     while not condition():

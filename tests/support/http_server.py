@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from counting_server import ChatByteTokenizer
 from starlette.applications import Starlette
 from twofold.engine.client import AsyncEngineClient
 from twofold.engine.config import EngineConfig
+from twofold.errors import ConfigError
 from twofold.server.app import create_app
 from twofold.server.config import ServerConfig
 from twofold.server.run import _bind, _http_server
@@ -63,7 +65,7 @@ class RunningServer:
             assert response.status_code == 200, response.read()
             return list(parse_events(response.iter_lines()))
 
-    def wait_idle(self, seconds: float = 10.0) -> None:
+    def wait_idle(self, seconds: float = 60.0) -> None:
         """Until neither the server nor the engine has anything left of any request."""
         deadline = time.monotonic() + seconds
         while not self.is_idle:
@@ -150,7 +152,7 @@ class ServerProcess:
         self.process = subprocess.Popen(command)
         self.wait_for(200 if wait else 503)
 
-    def wait_for(self, status: int, seconds: float = 60.0) -> None:
+    def wait_for(self, status: int, seconds: float = 120.0) -> None:
         """Until /health answers with ``status``."""
         deadline = time.monotonic() + seconds
         while self.health() != status:
@@ -161,7 +163,7 @@ class ServerProcess:
     def health(self) -> int:
         """The status of /health, 0 where nobody listens."""
         try:
-            return httpx.get(f"{self.url}/health", timeout=5).status_code
+            return httpx.get(f"{self.url}/health", timeout=60).status_code
         except httpx.TransportError:
             return 0
 
@@ -171,7 +173,7 @@ class ServerProcess:
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
-    def exit_code(self, seconds: float = 20.0) -> int:
+    def exit_code(self, seconds: float = 60.0) -> int:
         return self.process.wait(seconds)
 
     def __enter__(self) -> ServerProcess:
@@ -202,29 +204,28 @@ class StreamReader:
 
     def _read(self) -> None:
         try:
-            with httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=60) as response:
+            with httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=200) as response:
                 assert response.status_code == 200, response.read()
                 for item in parse_events(response.iter_lines()):
                     self.events.append(item)
         except (httpx.HTTPError, AssertionError) as error:
             self.error = error
 
-    def wait_for_events(self, count: int, seconds: float = 30.0) -> None:
+    def wait_for_events(self, count: int, seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while len(self.events) < count:
             assert time.monotonic() < deadline and self.error is None, self.error
             time.sleep(0.005)
 
-    def finish(self, seconds: float = 30.0) -> list[dict[str, Any]]:
+    def finish(self, seconds: float = 120.0) -> list[dict[str, Any]]:
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the stream has not ended"
         return self.events
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
-    listener = _bind("127.0.0.1", 0)
-    try:
-        return listener.getsockname()[1]
-    finally:
-        listener.close()
+    """A port that nobody uses, out of a range from which systems give none to outgoing connections."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.suppress(ConfigError), contextlib.closing(_bind("127.0.0.1", port)):
+            return port

@@ -34,7 +34,7 @@ def run(client: openai.OpenAI, lines: list[Any], endpoint: Any = "/v1/completion
 
 
 def finished(client: openai.OpenAI, batch_id: str) -> Any:
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 200
     while (batch := client.batches.retrieve(batch_id)).status not in ("completed", "failed", "cancelled"):
         assert time.monotonic() < deadline, batch
         time.sleep(0.02)
@@ -141,7 +141,7 @@ def test_refused(counting: RunningServer) -> None:
 def test_cancel(slow: RunningServer) -> None:
     client = slow.openai
     batch = run(client, [completion("short", max_tokens=1), completion("long", max_tokens=3000)])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while client.batches.retrieve(batch.id).request_counts.completed < 1:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -155,21 +155,21 @@ def test_cancel(slow: RunningServer) -> None:
 
 def test_goes_on_after_a_kill(tmp_path: Path) -> None:
     state = str(tmp_path / "state")
-    requests = [completion(f"r{index}", max_tokens=15) for index in range(48)]
+    requests = [completion(f"r{index}", max_tokens=15) for index in range(160)]  # three seconds at least
     with ServerProcess("SlowCore", state_dir=state) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         batch = run(client, requests)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 100
         while not (counts := client.batches.retrieve(batch.id).request_counts).completed:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         server.process.kill()
         server.process.wait()
-        assert counts.completed < 48
+        assert counts.completed < 160
     with ServerProcess("SlowCore", state_dir=state) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         done = finished(client, batch.id)
-        assert done.status == "completed" and done.request_counts.completed == 48
+        assert done.status == "completed" and done.request_counts.completed == 160
         answers = lines_of(client, done.output_file_id)
-        assert [line["custom_id"] for line in answers] == [f"r{index}" for index in range(48)]
+        assert [line["custom_id"] for line in answers] == [f"r{index}" for index in range(160)]
         assert {line["response"]["body"]["choices"][0]["text"] for line in answers} == {"bcdefghijklmnop"}

@@ -1,11 +1,16 @@
-"""Loading: how fast a safetensors model loads beside a plain read of its files, and how much memory that takes at most.
+"""Loading: how fast a safetensors model loads beside what the machine can do, and how much memory that takes at most.
 
-    python benchmarks/loading.py path/to/model
+    python benchmarks/loading.py path/to/model [--cold] [--whole]
 
-Prints one JSON object. ``grown_at_peak`` is the growth of the process's resident memory at its highest point while
-loading, ``memory_bytes`` the final weights. A first, small model (``--warm-up``) keeps libraries out of both. Speeds
-are in bytes of the files per second: of loading, of a plain read of the files, and of the first write to as much memory
-as the weights take, which a virtual machine may have to get from its host.
+Prints one JSON object. Speeds are in bytes of the files per second: of loading, of a plain read of the files, and of
+the first write to as much memory as the weights take in our layout, which a virtual machine may have to get from its
+host. ``bound_seconds`` is that read and that write one after the other, ``share_of_bound`` how many of them loading
+took: 1 is as fast, more is faster, since loading reads and writes at the same time. The write comes last and beside
+the loaded model, so that neither gets pages that the other has just made ready.
+
+``--cold`` drops the files from the system's cache before each reading, ``--whole`` times ``LLM(model)`` with tokenizer
+and KV cache. ``grown_at_peak`` is the growth of the process's resident memory at its highest point while loading,
+``memory_bytes`` the final weights. A first, small model (``--warm-up``) keeps libraries out of both.
 """
 
 from __future__ import annotations
@@ -13,10 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import mmap
+import os
 import time
 from pathlib import Path
 
 import torch
+from twofold import LLM
 from twofold.engine.config import DEVICES, QUANTIZATIONS, EngineConfig
 from twofold.engine.models import Decoder, load_model
 from twofold.engine.models.survey import survey_model
@@ -66,23 +73,40 @@ def load(name: str, platform: Platform, quantization: str | None = None) -> Deco
     return model
 
 
-def survey_memory(name: str, platform: Platform, quantization: str | None) -> int:
-    """Bytes that the weights will take, from headers."""
+def load_whole(name: str, platform: Platform, quantization: str | None = None) -> LLM:
+    return LLM(name, device=platform.device.type, quantization=quantization)
+
+
+def sizes_of(name: str, platform: Platform, quantization: str | None) -> Decoder:
+    """A model that has ``weight_bytes`` and ``memory_bytes`` alone, from headers."""
     kernels, files = KernelSet(platform.spec), resolve_model(name)
     dtype = platform.preferred_dtype(torch.bfloat16)
-    return survey_model(files, kernels, dtype, block_size=16, quantization=quantization).model.memory_bytes
+    return survey_model(files, kernels, dtype, block_size=16, quantization=quantization).model
 
 
-def measure(name: str, platform: Platform, quantization: str | None) -> dict[str, float]:
+def forget(files: list[Path]) -> None:
+    """Drop files from the system's cache."""
+    for file in files:
+        with file.open("rb") as stream:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure(name: str, platform: Platform, quantization: str | None, *, cold: bool, whole: bool) -> dict[str, float]:
     """Figures of one load; sizes in bytes, speeds in bytes of the files per second."""
     files = sorted(resolve_model(name).path.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
+    prepare = forget if cold else plain_read
+    prepare(files)
     read_seconds = plain_read(files)
-    write_seconds = first_write(survey_memory(name, platform, quantization))
+    prepare(files)
     CLEAR_REFS.write_text(RESET_PEAK)
     before, start, cpu_start = resident("VmRSS"), time.perf_counter(), time.process_time()
-    model = load(name, platform, quantization)
+    loaded = (load_whole if whole else load)(name, platform, quantization)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    peak, grown = resident("VmHWM") - before, resident("VmRSS") - before
+    sizes = sizes_of(name, platform, quantization)
+    write_seconds = first_write(sizes.memory_bytes)
+    del loaded
     return {
         "file_bytes": size,
         "seconds": seconds,
@@ -90,10 +114,12 @@ def measure(name: str, platform: Platform, quantization: str | None) -> dict[str
         "speed": size / seconds,
         "plain_read_speed": size / read_seconds,
         "first_write_speed": size / write_seconds,
-        "grown_at_peak": resident("VmHWM") - before,
-        "grown": resident("VmRSS") - before,
-        "weight_bytes": model.weight_bytes,
-        "memory_bytes": model.memory_bytes,
+        "bound_seconds": read_seconds + write_seconds,
+        "share_of_bound": (read_seconds + write_seconds) / seconds,
+        "grown_at_peak": peak,
+        "grown": grown,
+        "weight_bytes": sizes.weight_bytes,
+        "memory_bytes": sizes.memory_bytes,
     }
 
 
@@ -103,10 +129,13 @@ def main() -> None:
     parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument("--quantization", choices=QUANTIZATIONS)
     parser.add_argument("--warm-up", metavar="MODEL", help="a small model to load first")
+    parser.add_argument("--cold", action="store_true", help="with the files out of the system's cache")
+    parser.add_argument("--whole", action="store_true", help="the whole LLM(model), not its weights alone")
     args = parser.parse_args()
     platform = select_platform(args.device)
+    platform.set_threads(None, torch_too=args.quantization is not None)
     kept = load(args.warm_up, platform) if args.warm_up else None
-    print(json.dumps(measure(args.model, platform, args.quantization), indent=2))
+    print(json.dumps(measure(args.model, platform, args.quantization, cold=args.cold, whole=args.whole), indent=2))
     del kept
 
 

@@ -11,6 +11,7 @@ import math
 import mmap
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from .safetensors_header import DTYPES, TensorEntry
 CHUNK_BYTES = 2 << 20
 # What the system is asked to fetch while a tensor is being converted; files hold a layer's tensors side by side.
 AHEAD_BYTES = 32 << 20
+
+_kept_buffers: list[Tensor] = []
 
 
 def read_tensor(name: str, entry: TensorEntry) -> Tensor:
@@ -54,13 +57,28 @@ def read_rows(name: str, entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
     size, num_rows = _checked_size(name, entry), entry.shape[0]
     row_bytes = size // max(num_rows, 1)
     step = max(1, CHUNK_BYTES // max(row_bytes, 1))
-    buffer = torch.empty(min(step, num_rows) * row_bytes, dtype=torch.uint8)
-    with _open_at(entry, entry.start) as stream:
+    with _buffer(min(step, num_rows) * row_bytes) as buffer, _open_at(entry, entry.start) as stream:
         for first in range(0, num_rows, step):
             count = min(step, num_rows - first)
             data = buffer[: count * row_bytes]
             _fill(name, entry, stream, data)
             yield first, data.view(DTYPES[entry.dtype]).view(count, *entry.shape[1:])
+
+
+@contextmanager
+def _buffer(num_bytes: int) -> Iterator[Tensor]:
+    """At least so many bytes, which go to the next tensor afterwards: new memory would be cleared for each."""
+    buffer = None
+    if num_bytes <= CHUNK_BYTES:
+        with suppress(IndexError):  # none is there, or another thread was quicker
+            buffer = _kept_buffers.pop()
+    if buffer is None:
+        buffer = torch.empty(max(num_bytes, CHUNK_BYTES), dtype=torch.uint8)
+    try:
+        yield buffer
+    finally:
+        if len(buffer) == CHUNK_BYTES and not _kept_buffers:
+            _kept_buffers.append(buffer)
 
 
 def _checked_size(name: str, entry: TensorEntry) -> int:

@@ -25,7 +25,7 @@ _PAGE = 2 << 20
 _CHUNK = 32 * _PAGE
 _ALIGNMENT = 256
 # What the thread may touch before it is asked for.
-_AHEAD = 64 << 20
+_AHEAD = 96 << 20
 _STOP = -1
 
 _lock = threading.Lock()
@@ -39,6 +39,8 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     taken = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
     with _lock:
         area = _take(taken)
+    if num_bytes:
+        library().twofold_get_pages(area.data_ptr(), num_bytes)
     return area[:num_bytes].view(dtype).view(shape)
 
 

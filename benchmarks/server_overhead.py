@@ -45,7 +45,9 @@ def text_side(model: str | None) -> Any:
     from twofold.engine.text_side import find_model, load_text_side
 
     config = EngineConfig(model=model)
-    return load_text_side(find_model(config), config)[0]
+    tokenizer = load_text_side(find_model(config), config)[0]
+    tokenizer.prepare_chat()
+    return tokenizer
 
 
 def serve(port: int, pace: int, model: str | None, profile: bool) -> None:

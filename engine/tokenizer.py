@@ -70,7 +70,7 @@ class Tokenizer:
 
     def prepare_chat(self) -> None:
         """Do now what the first conversation would wait for."""
-        _ = self._template.accepts_parts
+        _ = self._template.accepts_parts, self.max_token_length
 
     @property
     def has_chat_template(self) -> bool:

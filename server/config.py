@@ -8,7 +8,8 @@ from ..errors import ConfigError
 
 GENERATION_CONFIGS = ("auto", "none")
 TOOL_PARSERS = (
-    "auto", "hermes", "llama3", "mistral", "mistral_args", "deepseek_v3", "deepseek_v31", "glm", "gpt_oss", "json",
+    "auto", "hermes", "llama3", "mistral", "mistral_args", "deepseek_v3", "deepseek_v31", "glm", "qwen3_coder",
+    "gpt_oss", "json",
 )  # fmt: skip
 RERANKERS = ("auto", "none", "qwen3")
 REASONING_PARSERS = ("auto", "none", "think", "gpt_oss")

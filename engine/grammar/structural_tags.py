@@ -108,15 +108,24 @@ class _Builder:
         ends = end if isinstance(end, list) else [end]
         if not ends or not all(isinstance(text, str) for text in ends):
             raise self._error(f"the end {end!r} of a tag must be a text, or a list of texts")
+        if _is_free(tag.get("content")) and all(ends) and not any(self._is_special(text) for text in ends):
+            # The first end ends the text, which would go on over it otherwise.
+            closed = " | ".join(self._literal(text) for text in ends)
+            free = self._rule(f"{self._free_text()} ({closed})", lazy=True)
+            return f"({self._literal(begin)} {free})" if begin else free
         closing = "(" + " | ".join(self._literal(text) or '""' for text in ends) + ")" if any(ends) else ""
         parts = (self._literal(begin), self.node(tag.get("content"), "content"), closing)
         return "(" + " ".join(part for part in parts if part) + ")"
 
     def _trigger(self, trigger: str) -> str:
         """Free text up to the trigger. One that begins with a special token ends the text by itself."""
-        if self._split is not None and self._split.match(trigger):
+        if self._is_special(trigger):
             return f"{self._free_text()} {self._literal(trigger)}"
         return self._rule(f"{self._free_text()} {self._literal(trigger)}", lazy=True)
+
+    def _is_special(self, text: str) -> bool:
+        """True where ``text`` begins with a special token."""
+        return self._split is not None and self._split.match(text) is not None
 
     def _literal(self, text: str) -> str:
         """A text; special tokens in it are those tokens, which no spelling can stand for."""
@@ -162,3 +171,7 @@ class _Builder:
         if not isinstance(value, str):
             raise self._error(f"{where} needs {name}, a text")
         return value
+
+
+def _is_free(content: Any) -> bool:
+    return isinstance(content, Mapping) and content.get("type") == "any_text"

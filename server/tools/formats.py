@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import glm, harmony, llama
+from . import glm, harmony, llama, qwen_coder
 from .events import Parser
 from .marked import MarkedJsonParser, NamedJsonParser
 from .request import Tool
@@ -47,31 +47,37 @@ def json_tag(begin: str, end: str) -> Callable[[Tool, Any], Format]:
     return tag
 
 
-def _glm_tag(tool: Tool, schema: Any) -> Format:
-    """Required arguments in the order of the schema, others where the model wants them; values without ``<``."""
-    properties = schema.get("properties") or {}
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    elements: list[Format] = []
-    for name, value in properties.items():
-        pair = {
-            "type": "tag",
-            "begin": f"{glm.KEY}{name}{glm.KEY_END}\n{glm.VALUE}",
-            "content": _glm_value({**shared, **value} if isinstance(value, dict) else value),
-            "end": f"{glm.VALUE_END}\n",
-        }
-        required = name in (schema.get("required") or ())
-        nothing = {"type": "const_string", "value": ""}
-        elements.append(pair if required else {"type": "or", "elements": [pair, nothing]})
-    content = {"type": "sequence", "elements": elements or [{"type": "const_string", "value": ""}]}
-    return {"type": "tag", "begin": f"{glm.START}{tool.name}\n", "content": content, "end": glm.END}
+def _pairs_tag(
+    begin: str, key: tuple[str, str], value_end: str, end: str, layout: str = ""
+) -> Callable[[Tool, Any], Format]:
+    """A call whose arguments are pairs: required ones in the order of the schema, others where the model wants them.
+
+    ``key`` stands around an argument's name. Texts are not written as JSON; they end where ``value_end`` begins, and
+    hold the ``layout`` before it, which follows other values.
+    """
+
+    def tag(tool: Tool, schema: Any) -> Format:
+        shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+        elements: list[Format] = []
+        for name, value in (schema.get("properties") or {}).items():
+            content = _plain_value({**shared, **value} if isinstance(value, dict) else value)
+            closing = value_end if content["type"] == "any_text" else layout + value_end
+            pair = {"type": "tag", "begin": f"{key[0]}{name}{key[1]}", "content": content, "end": closing}
+            nothing = {"type": "const_string", "value": ""}
+            required = name in (schema.get("required") or ())
+            elements.append(pair if required else {"type": "or", "elements": [pair, nothing]})
+        content = {"type": "sequence", "elements": elements or [{"type": "const_string", "value": ""}]}
+        return {"type": "tag", "begin": begin.replace("NAME", tool.name), "content": content, "end": end}
+
+    return tag
 
 
-def _glm_value(schema: Any) -> Format:
+def _plain_value(schema: Any) -> Format:
     if isinstance(schema, dict) and schema.get("type") == "string":
-        texts = [text for text in schema.get("enum") or [] if isinstance(text, str)]
+        texts = [item for item in schema.get("enum") or [] if isinstance(item, str)]
         if texts:
-            return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in texts]}
-        return {"type": "regex", "pattern": "[^<]*"}
+            return {"type": "or", "elements": [{"type": "const_string", "value": item} for item in texts]}
+        return {"type": "any_text"}
     return {"type": "json_schema", "json_schema": schema}
 
 
@@ -152,10 +158,26 @@ _FORMATS = (
     ToolFormat(
         name="glm",
         parser=lambda tools: glm.GlmParser({tool.name: tool.parameters for tool in tools}),
-        tag=_glm_tag,
+        tag=_pairs_tag(
+            f"{glm.START}NAME", (f"\n{glm.KEY}", f"{glm.KEY_END}\n{glm.VALUE}"), glm.VALUE_END, f"\n{glm.END}"
+        ),
         separator="\n",
         trigger=glm.START,
         marks=(glm.START, glm.END, glm.KEY, glm.KEY_END, glm.VALUE, glm.VALUE_END),
+    ),
+    ToolFormat(
+        name="qwen3_coder",
+        parser=lambda tools: qwen_coder.QwenCoderParser({tool.name: tool.parameters for tool in tools}),
+        tag=_pairs_tag(
+            f"{qwen_coder.START}\n{qwen_coder.FUNCTION}NAME>",
+            (f"\n{qwen_coder.PARAMETER}", ">\n"),
+            qwen_coder.PARAMETER_END,
+            f"\n{qwen_coder.FUNCTION_END}\n{qwen_coder.END}",
+            layout="\n",
+        ),
+        separator="\n",
+        trigger=qwen_coder.START,
+        marks=(qwen_coder.START, qwen_coder.END),
     ),
     ToolFormat(
         name="gpt_oss",
@@ -183,6 +205,7 @@ _SIGNS = (
     (("[TOOL_CALLS]", "[ARGS]"), "mistral_args"),
     (("[TOOL_CALLS]",), "mistral"),
     (("<arg_key>",), "glm"),
+    (("<tool_call>", "<function="), "qwen3_coder"),
     (("<tool_call>",), "hermes"),
     ((llama.PYTHON_TAG,), "llama3"),
     (("ipython", "parameters"), "llama3"),

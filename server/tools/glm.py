@@ -8,6 +8,7 @@ from typing import Any
 
 from .events import CallArguments, CallStart, Event, Text
 from .scanning import Buffer
+from .values import argument_json
 
 START, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
@@ -95,17 +96,7 @@ class GlmParser:
             return False
         separator = ", " if self._num_arguments else ""
         self._num_arguments += 1
-        events.append(CallArguments(f"{separator}{json.dumps(self._key, ensure_ascii=False)}: {self._json()}"))
+        shown = argument_json(self._tools[self._name], self._key, self._value)
+        events.append(CallArguments(f"{separator}{json.dumps(self._key, ensure_ascii=False)}: {shown}"))
         self._state = "pairs"
         return True
-
-    def _json(self) -> str:
-        schema = (self._tools[self._name].get("properties") or {}).get(self._key)
-        kind = schema.get("type") if isinstance(schema, Mapping) else None
-        if kind != "string":
-            try:
-                json.loads(self._value)
-                return self._value.strip()
-            except ValueError:
-                pass
-        return json.dumps(self._value, ensure_ascii=False)

@@ -96,7 +96,7 @@ def test_text_without_calls_stays(name: str, text: str) -> None:
     assert all(isinstance(event, Text) for event in events)
 
 
-@pytest.mark.parametrize("name", ["hermes", "mistral", "deepseek_v31", "glm", "json"])
+@pytest.mark.parametrize("name", ["hermes", "mistral", "deepseek_v31", "glm", "qwen3_coder", "json"])
 def test_b083_one_call_only(name: str) -> None:
     text = next(text for known, text, events in CASES if known == name and events[-4:] == BOTH)
     events = read(reader_of(name, parallel=False), list(text))
@@ -154,6 +154,7 @@ def test_how_a_prompt_ends() -> None:
         ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>```json", "deepseek_v3"),
         ("<｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>", "deepseek_v31"),
         ("<tool_call>{function-name}<arg_key>", "glm"),
+        ("<tool_call>\n<function={{ name }}>\n<parameter=", "qwen3_coder"),
         ("<|start|>system<|channel|>", "gpt_oss"),
         ("{{ messages }}", "json"),
         ("", "json"),

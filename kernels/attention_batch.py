@@ -7,8 +7,11 @@ features, S block size, P rows of a block table.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 from torch import Tensor
+
+from ..platforms.graphs import UnrecordableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +44,25 @@ class AttentionBatch:
     @property
     def max_seq_len(self) -> int:
         return max(self.seq_lens_host, default=0)
+
+
+class _UnknownLengths(tuple[int, ...]):
+    """Stands for lengths that differ at each replay: who looks at them cannot be recorded."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise UnrecordableError("a kernel follows the lengths of the requests on the host")
+
+    __iter__ = __getitem__ = __len__ = __eq__ = _refuse  # type: ignore[assignment]
+    __hash__ = tuple.__hash__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedBatch(AttentionBatch):
+    """A step that is being recorded: of the lengths only a bound is known, ``longest``."""
+
+    seq_lens_host: tuple[int, ...] = _UnknownLengths()
+    longest: int
+
+    @property
+    def max_seq_len(self) -> int:
+        return self.longest

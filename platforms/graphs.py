@@ -33,9 +33,10 @@ class GraphRecorder(ABC):
 
     @abstractmethod
     def record(self, step: Step) -> Graph:
-        """Record what ``step`` does, without doing it; UnrecordableError where that is not possible.
+        """Record what ``step`` does; UnrecordableError where that is not possible.
 
-        ``step`` has run before. All tensors that it reads and does not make live as long as the graph, in their place.
+        It may be run meanwhile, so its inputs must be such that it changes nothing. All tensors that it reads and does
+        not make live as long as the graph, in their place.
         """
 
     @property

@@ -8,8 +8,10 @@ import torch
 
 from .arch_spec import preferred_gpu_dtype
 from .arch_table import ArchFacts
+from .graphs import GraphRecorder
 from .interface import MemoryInfo, Platform
 from .spec import DeviceSpec
+from .torch_gpu_graphs import TorchGpuRecorder
 
 
 class TorchGpuPlatform(Platform):
@@ -53,6 +55,9 @@ class TorchGpuPlatform(Platform):
     def set_threads(self, num_threads: int | None, *, torch_too: bool = True) -> None:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
+
+    def graphs(self) -> GraphRecorder | str:
+        return TorchGpuRecorder(self.device)
 
 
 def _bandwidth(properties: object) -> float | None:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...kernels.attention_batch import AttentionBatch
+from ...kernels.attention_batch import RecordedBatch
 from ...kernels.kv_layout import KVCache
 from ...log import get_logger
 from ...platforms.graphs import Graph, GraphRecorder, UnrecordableError
@@ -112,13 +112,14 @@ class DecodeGraphs:
             return logits, self._argmax(logits)
 
         inputs = self._inputs
-        attention = AttentionBatch(
+        inputs.clear()
+        attention = RecordedBatch(
             query_start_loc=inputs.query_start_loc[: size + 1],
             seq_lens=inputs.seq_lens[:size],
             block_table=inputs.block_table[:size],
             slot_mapping=inputs.slots[:size],
             query_lens_host=(1,) * size,
-            seq_lens_host=(self._reach,) * size,
+            longest=self._reach,
         )
         try:
             self._graphs[size] = self._recorder.record(step)

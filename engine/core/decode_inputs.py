@@ -36,7 +36,12 @@ class DecodeInputs:
         self._host_seq_lens, self.seq_lens = both(num_rows, dtype=torch.int32)
         self._host_table, self.block_table = both(num_rows, num_columns, dtype=torch.int32)
         self.query_start_loc = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
-        self._pad(0, num_rows)
+        self.clear()
+
+    def clear(self) -> None:
+        """Padding alone: a step over it changes nothing."""
+        self._pad(0, len(self._places))
+        self._upload(len(self._places))
 
     def fill(self, batch: Batch, rows: NDArray[np.int64], size: int) -> None:
         """The last token of each of the batch's ``rows``, then padding up to ``size`` rows."""
@@ -51,6 +56,9 @@ class DecodeInputs:
         self._host_slots[:count] = blocks * block_size + last % block_size
         if count < size:
             self._pad(count, size)
+        self._upload(size)
+
+    def _upload(self, size: int) -> None:
         for there, host in self._copies:
             there[:size].copy_(host[:size], non_blocking=True)
 

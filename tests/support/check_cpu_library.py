@@ -9,6 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import expected_attention, make_case
+from check_cpu_tape import check_tape
 from expert_cases import expected, random_ids, random_weights
 from int8_cases import eight_bit_weight, expected_product, integer_weight
 from kv_codes import DTYPES, codes_of, in_codes, scales_of
@@ -150,6 +151,7 @@ def main(path: str) -> None:
     check_eight_bit_cache()
     check_elementwise()
     check_sampling()
+    check_tape()
 
 
 if __name__ == "__main__":

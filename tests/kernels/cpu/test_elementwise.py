@@ -63,3 +63,23 @@ def test_silu_at_the_ends_of_the_range():
     x = torch.cat((gate, torch.ones_like(gate)), 1)
     torch.testing.assert_close(elementwise.silu_and_mul(x), reference.silu_and_mul(x), atol=1e-30, rtol=1e-6)
     assert elementwise.silu_and_mul(torch.full((1, 64), float("nan"))).isnan().all()
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("size", [1, 16, 37, 1536])
+def test_gelu_and_mul(size, approximate):
+    x = randn(9, 2 * size) * 6
+    close(elementwise.gelu_and_mul(x, approximate), reference.gelu_and_mul(x.double(), approximate))
+
+
+@pytest.mark.parametrize("limit", [3.0, 30.0])
+def test_soft_cap(limit):
+    x = torch.cat([randn(3, 5000) * 2 * limit, torch.tensor([[-1e30, 1e30, 0.0]]).repeat(3, 1)], dim=1)
+    result = elementwise.soft_cap(x.clone(), limit).double()
+    torch.testing.assert_close(result, limit * torch.tanh(x.double() / limit), atol=limit * 2e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 64, 577])
+def test_sigmoid_gate(size):
+    x, gates = randn(5, size), torch.tensor([[-100.0], [-1.0], [0.0], [2.5], [100.0]])
+    close(elementwise.sigmoid_gate(x.clone(), gates), x.double() * torch.sigmoid(gates.double()))

@@ -2,9 +2,9 @@
 
     python benchmarks/grammar_masks.py MODEL [--steps 30]
 
-Requests with a JSON schema that never ends, 1, 8 and 32 at once. `exposed` is what a step waits for: starting the masks,
-what is left of their computation after the model, applying them, and advancing the grammars. `beside` is the thread's
-work while the model runs.
+Requests with a JSON schema that never ends, 1, 8 and 32 at once. `exposed` is what a step waits for: starting the
+masks, what is left of their computation after the model, applying them, and advancing the grammars. `beside` is the
+thread's work while the model runs.
 """
 
 from __future__ import annotations

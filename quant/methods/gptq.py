@@ -28,7 +28,7 @@ BLOCK = 32
 # A result that reproduces the outputs worse than rounding to nearest by more than this is not kept.
 WORST_AGAINST_RTN = 1.05
 LIKELY_AGAINST_RANGE = 0.7
-# Output features that the comparison looks at.
+# Output features that the comparison and the error look at, spread over all.
 COMPARED_ROWS = 128
 
 
@@ -56,7 +56,8 @@ class GPTQOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTQResult:
-    """``error`` is ||(T - Q) X|| / ||T X|| for the target T and the inputs X; ``damping`` as it was used.
+    """``error`` is ||(T - Q) X|| / ||T X|| for the target T and the inputs X, of at most some rows of a large matrix;
+    ``damping`` as it was used.
 
     ``fallback`` says why the weight was rounded to nearest instead.
     """
@@ -89,8 +90,7 @@ def quantize_gptq(
         target = _target(weight, statistics, columns, factor, options.correction)
         packed = _rounded(target, hessian, damped, columns, factor, scheme, options)
         if packed is not None:
-            error = output_error(target, packed, hessian)
-            worse = _why_not(packed, target, hessian, scheme, options)
+            error, worse = _judged(packed, target, hessian, scheme, options)
             if worse is None:
                 return GPTQResult(weight=packed, error=error, damping=damping)
             return _to_nearest(weight, scheme, options, hessian, worse)
@@ -103,10 +103,10 @@ def _to_nearest(weight: Tensor, scheme: WeightOnly, options: GPTQOptions, hessia
     return GPTQResult(weight=rounded, error=error, damping=0.0, fallback=reason)
 
 
-def _why_not(
+def _judged(
     packed: PackedWeight, target: Tensor, hessian: Tensor, scheme: WeightOnly, options: GPTQOptions
-) -> str | None:
-    """Why a result is not kept, judged by some of its rows.
+) -> tuple[float, str | None]:
+    """A result's output error and why it is not kept, both from some of its rows.
 
     Rounding to nearest with searched scales is tried only where it could come near: scales of whole ranges cost less.
     """
@@ -114,9 +114,10 @@ def _why_not(
     wanted = target[rows]
     error = _relative_error(dequantize(packed)[rows] - wanted, wanted, hessian)
     if error <= LIKELY_AGAINST_RANGE * _relative_error(round_to_range(wanted, scheme) - wanted, wanted, hessian):
-        return None
+        return error, None
     plain = output_error(wanted, quantize_rtn(wanted, scheme, positive=options.positive), hessian)
-    return None if error <= WORST_AGAINST_RTN * plain else f"its error {error:.4f} would be above {plain:.4f}"
+    worse = error > WORST_AGAINST_RTN * plain
+    return error, f"its error {error:.4f} would be above {plain:.4f}" if worse else None
 
 
 def output_error(weight: Tensor, quantized: PackedWeight, hessian: Tensor) -> float:

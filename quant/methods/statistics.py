@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Columns of the second moments that are summed at once: what lies above a strip's square is its mirror image.
+STRIP = 256
+
 
 class InputStatistics:
     """Moments of the inputs [T, K] that a linear layer saw.
@@ -34,8 +37,9 @@ class InputStatistics:
         """Take in inputs [..., K], with those of the unquantized model where deviations are kept."""
         x = x.reshape(-1, x.shape[-1]).float()
         self.num_tokens += x.shape[0]
-        if len(self._products):
-            self._products.addmm_(x.T, x)
+        for start in range(0, len(self._products), STRIP):
+            end = start + STRIP
+            self._products[start:, start:end].addmm_(x[:, start:].T, x[:, start:end])
         magnitude = x.abs()
         self._sum_abs += magnitude.sum(0)
         if x.shape[0]:
@@ -46,7 +50,8 @@ class InputStatistics:
 
     @property
     def hessian(self) -> Tensor:
-        return self._products / max(self.num_tokens, 1)
+        lower = self._products.tril()
+        return (lower + lower.tril(-1).T) / max(self.num_tokens, 1)
 
     @property
     def deviation(self) -> Tensor | None:

@@ -19,8 +19,8 @@ from .schema import (
     AnthropicMessage,
     Block,
     CountTokensRequest,
+    MessageTokensDetails,
     MessageUsage,
-    OutputTokensDetails,
     TextBlock,
     ThinkingBlock,
     ToolUseBlock,
@@ -149,7 +149,7 @@ def _usage(usage: Usage) -> MessageUsage:
         input_tokens=usage.prompt_tokens - cached,
         cache_read_input_tokens=cached,
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(thinking_tokens=usage.completion_tokens_details.reasoning_tokens),
+        output_tokens_details=MessageTokensDetails(thinking_tokens=usage.completion_tokens_details.reasoning_tokens),
     )
 
 

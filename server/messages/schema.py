@@ -108,7 +108,7 @@ class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class OutputTokensDetails(msgspec.Struct, kw_only=True):
+class MessageTokensDetails(msgspec.Struct, kw_only=True):
     thinking_tokens: int = 0
 
 
@@ -119,7 +119,7 @@ class MessageUsage(msgspec.Struct, kw_only=True):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int = 0
-    output_tokens_details: OutputTokensDetails = msgspec.field(default_factory=OutputTokensDetails)
+    output_tokens_details: MessageTokensDetails = msgspec.field(default_factory=MessageTokensDetails)
 
 
 class AnthropicMessage(msgspec.Struct, kw_only=True):

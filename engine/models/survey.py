@@ -61,4 +61,5 @@ def survey_checkpoint(
     check_servable(checkpoint, quant_format, kernels, dtype)
     loader = HeaderLoader(checkpoint, quant_format, kernels, dtype, kv_cache)
     model = Decoder(config, loader, block_size=block_size, num_positions=1)
+    loader.finish(config.num_layers)
     return Survey(model=model, format_name=quant_format.name, kernels=kernels.report())

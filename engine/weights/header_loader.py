@@ -26,6 +26,7 @@ from ..layers.linear import Linear
 from ..layers.moe import ExpertLinear
 from .checkpoint import Checkpoint
 from .expert_stack import one_scheme
+from .leftovers import check_unexpected
 from .loader import Loader, layer_class
 
 _FLOATS = {2: torch.float16, 4: torch.float32}
@@ -100,10 +101,18 @@ class HeaderLoader(Loader):
             self._record(layer, problem, num_bytes)
         return ExpertLinear([])
 
+    def finish(self, num_layers: int) -> list[str]:
+        """CheckpointError names a tensor that no layer would ask for."""
+        modules = [stored_module(self.checkpoint, name) for name in self._filled]
+        parts = {part for module in modules for part in self._format.tensor_names(module)}
+        taken = parts | self._filled | {f"{module}.bias" for module in modules}
+        return check_unexpected(self.checkpoint, num_layers, parts, taken & self.checkpoint.names)
+
     def tied_head(self, module: str, embedding: Embedding) -> Linear:
         """A stored copy of the embedding is taken to be the same."""
         rows, columns = embedding.weight.shape
         stored = [name for name in self._format.tensor_names(module) if self.checkpoint.has(name)]
+        self._filled.update(stored)
         if stored and stored != [f"{module}.weight"]:
             return self.linear({module: rows}, columns, bias=False)
         weight = embedding.weight

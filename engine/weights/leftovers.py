@@ -29,9 +29,19 @@ def refuse_unexpected(checkpoint: Checkpoint, num_layers: int, parts: Collection
     these is harmless, as are the buffers, scales and prediction layers above. A layer is one for prediction when its
     number is ``num_layers`` or more. A file of which nothing was used is not part of the model.
     """
+    harmless = check_unexpected(checkpoint, num_layers, parts, checkpoint.taken)
+    if harmless:
+        logger.warning("not used by this model: %s of %s", _shown(harmless), checkpoint.path)
+    return harmless
+
+
+def check_unexpected(
+    checkpoint: Checkpoint, num_layers: int, parts: Collection[str], taken: Collection[str]
+) -> list[str]:
+    """The same without a log, where ``taken`` are the tensors that were used or would be."""
     harmless, unexpected = [], []
-    files = {checkpoint.location(name) for name in checkpoint.taken if checkpoint.has(name)}
-    for name in checkpoint.unused():
+    files = {checkpoint.location(name) for name in taken if checkpoint.has(name)}
+    for name in sorted(checkpoint.names - set(taken)):
         if _DERIVED.search(name) or is_kv_scale(name):  # whether those are used is said elsewhere
             continue
         layer = _LAYER.match(name)
@@ -47,8 +57,6 @@ def refuse_unexpected(checkpoint: Checkpoint, num_layers: int, parts: Collection
             f"config does not describe these weights. Use the config.json that was saved with them, or remove what is "
             f"not part of the model from the file"
         )
-    if harmless:
-        logger.warning("not used by this model: %s of %s", _shown(harmless), checkpoint.path)
     return harmless
 
 

@@ -107,7 +107,9 @@ class Fp8Format(Format):
         return self.config.fp8_scheme()
 
     def tensor_names(self, module: str) -> tuple[str, ...]:
-        return tuple(f"{module}.{part}" for part in ("weight", *_SCALES, "input_scale"))
+        own = tuple(f"{module}.{part}" for part in ("weight", *_SCALES, "input_scale"))
+        match = _EXPERT.match(module)
+        return own if match is None else own + tuple(_packed_names(match))
 
     def stored_scheme(self, source: TensorSource, module: str) -> tuple[Scheme, tuple[int, int]]:
         if is_stored_plain(source, module):
@@ -162,12 +164,13 @@ def _packed_name(source: TensorSource, module: str) -> tuple[str, int, int | Non
     match = _EXPERT.match(module)
     if match is None:
         return None
-    packed, half = _PACKED[match[3]]
-    for suffix in ("scale_inv", "scale"):
-        name = f"{match[1]}.{packed}_{suffix}"
-        if source.has(name):
-            return name, int(match[2]), half
-    return None
+    name = next((name for name in _packed_names(match) if source.has(name)), None)
+    return None if name is None else (name, int(match[2]), _PACKED[match[3]][1])
+
+
+def _packed_names(match: re.Match[str]) -> list[str]:
+    """Where the scales of all experts of a layer may be, for a match of ``_EXPERT``."""
+    return [f"{match[1]}.{_PACKED[match[3]][0]}_{suffix}" for suffix in ("scale_inv", "scale")]
 
 
 def _packed_place(source: TensorSource, module: str, scheme: Fp8, shape: tuple[int, int]) -> tuple[str, int, slice]:

@@ -148,7 +148,8 @@ def test_experts_of_different_widths_are_refused_with_both(tmp_path: Path, tiny_
             tensors[f"{module}.scales"] = torch.ones(columns // 32, rows)
     folder = copy_of(source, tmp_path / "mixed", tensors)
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    rules = {r".*\.experts\.3\.down_proj": {"bits": 8}}
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": rules}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedError, match=r"experts\.\*\.down_proj: some experts are w4.* and some w8"):
         load(folder)

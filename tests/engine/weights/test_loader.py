@@ -13,7 +13,11 @@ import pytest
 import torch
 from paged_runner import load, logits_of
 from safetensors.torch import load_file, save_file
+from twofold.engine.models.survey import survey_model
+from twofold.engine.sources import resolve_model
 from twofold.errors import CheckpointError
+from twofold.kernels.kernel_set import KernelSet
+from twofold.platforms import select_platform
 
 TOKENS = [5, 80, 255, 7, 7, 31]
 TinyModel = Callable[..., Path]
@@ -135,8 +139,12 @@ def test_a_tensor_that_nothing_asked_for_is_an_error(edit: Callable[..., Path], 
     def extra(tensors: dict[str, torch.Tensor]) -> None:
         tensors[name] = torch.ones(1)
 
-    with pytest.raises(CheckpointError, match=rf"{re.escape(name)} in .*model\.safetensors belongs to no layer"):
-        load(edit("llama", extra))
+    folder, words = edit("llama", extra), rf"{re.escape(name)} in .*model\.safetensors belongs to no layer"
+    with pytest.raises(CheckpointError, match=words):
+        load(folder)
+    kernels = KernelSet(select_platform("cpu").spec)
+    with pytest.raises(CheckpointError, match=words):  # and before a weight is read
+        survey_model(resolve_model(str(folder)), kernels, torch.float32, block_size=16)
 
 
 def test_a_file_of_which_nothing_is_used_is_not_part_of_the_model(

@@ -23,8 +23,7 @@ from ..sampling_options import MAX_COLUMNS
 from . import attention, elementwise, embedding, fused, linear, linear_int8, route, sampling
 from .cache_sizes import KV_DTYPES
 from .library import unavailable
-
-_BITS = (2, 4, 8)
+from .panels import stored_bits
 
 
 def register_cpu_ops(registry: Registry, *, rounds_inputs: bool = False) -> None:
@@ -145,12 +144,12 @@ def _low_bit(spec: DeviceSpec, problem: LinearProblem) -> str | None:
     scheme = problem.scheme
     if not isinstance(scheme, WeightOnly | Offset):
         return f"the weight is {scheme}, not weight-only integers"
-    if scheme.bits not in _BITS:
-        return f"{scheme.bits}-bit codes straddle words; it decodes {', '.join(map(str, _BITS))} bits"
+    if not 2 <= scheme.bits <= 8:
+        return f"it decodes 2 to 8 bits, not {scheme.bits}"
     if isinstance(scheme, Offset) and scheme.bits == 2:
         return "it adds offsets to 4 and 8 bits, not to 2"
     group_size = scheme.resolved_group_size(problem.in_features)
-    per_word = 32 // scheme.bits
+    per_word = 32 // stored_bits(scheme.bits)
     if group_size % per_word and group_size < problem.in_features:
         return f"groups of {group_size} do not end on a word of {per_word} codes"
     return _float32(problem.dtype)

@@ -109,5 +109,11 @@ void int8_rows_make(const struct int8_input *input, void *buffer, struct int8_ro
     out->codes = buffer;
     out->scales = (float *)(out->codes + out->capacity * out->stride);
     out->sums = (int32_t *)(out->scales + out->capacity * out->blocks);
+    /* Tiles compute rows that are not given, too: with numbers that happen to be tiny that would take them very long. */
+    ptrdiff_t idle = out->capacity - input->rows;
+    for (ptrdiff_t b = 0; b < out->blocks && idle > 0; b++) {
+        memset(out->scales + b * out->capacity + input->rows, 0, idle * sizeof *out->scales);
+        memset(out->sums + b * out->capacity + input->rows, 0, idle * sizeof *out->sums);
+    }
     team_run(make_rows, &job, input->rows, team_grain(PIECE_WORK, input->columns));
 }

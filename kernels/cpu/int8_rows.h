@@ -12,7 +12,7 @@ struct int8_rows {
     float *scales;  /* [blocks][capacity] */
     int32_t *sums;  /* [blocks][capacity]: of a block's codes, times `factor` */
     ptrdiff_t stride, block, blocks;
-    ptrdiff_t capacity; /* rows in the buffers; those beyond the given ones hold anything */
+    ptrdiff_t capacity; /* rows in the buffers; those beyond the given ones have scales of 0 */
 };
 
 struct int8_input {

@@ -1,4 +1,4 @@
-"""Linear layers in C, float32 sums: dense and packed 2-, 4- and 8-bit weights in one panel layout (``panels``).
+"""Linear layers in C, float32 sums: dense and packed 2- to 8-bit weights in one panel layout (``panels``).
 
 Low-bit results equal those of the dequantized matrix bit for bit.
 """
@@ -16,7 +16,7 @@ from ...quant.packing import num_words
 from ...quant.scheme import Int8
 from ..problems import LinearProblem
 from .library import functions
-from .panels import DenseAssembly, DensePanels, LowBitAssembly, LowBitPanels, zero_type
+from .panels import DenseAssembly, DensePanels, LowBitAssembly, LowBitPanels, stored_bits, zero_type
 
 
 def prepare_dense(weight: CanonicalWeight, dtype: torch.dtype) -> DensePanels:
@@ -92,7 +92,7 @@ def low_bit_bytes(problem: LinearProblem, stored: int) -> int:
     if isinstance(scheme, Int8):
         groups, bits, act_order = scheme.num_blocks((1, columns))[1], 8, False
     else:
-        groups, bits, act_order = scheme.num_groups(columns), scheme.bits, scheme.act_order
+        groups, bits, act_order = scheme.num_groups(columns), stored_bits(scheme.bits), scheme.act_order
     zero_bytes = 0 if scheme.symmetric else zero_type(scheme).itemsize
     per_row = 4 * num_words(columns, bits) + groups * (4 + zero_bytes)
     return _padded_rows(problem.out_features) * per_row + (8 * columns if act_order else 0)

@@ -20,7 +20,6 @@ from ..problems import LinearProblem, dtype_name
 from .library import functions, unavailable
 from .panels import LowBitAssembly, LowBitPanels
 
-BITS = (2, 4, 8)
 # How inputs are rounded that a checkpoint leaves as they are.
 INPUT = Activation(Element.INT8, 32)
 # With more features under one scale a sum might pass 32 bits.
@@ -130,8 +129,8 @@ def why_not(spec: DeviceSpec, problem: LinearProblem) -> str | None:
     if not isinstance(scheme, WeightOnly | Offset | LowBit | Int8):
         return f"the weight is {scheme}, not made of integers"
     bits = 8 if isinstance(scheme, Int8) else scheme.bits
-    if bits not in BITS:
-        return f"it decodes {', '.join(map(str, BITS))} bits, not {bits}"
+    if not 2 <= bits <= 8:
+        return f"it decodes 2 to 8 bits, not {bits}"
     how = input_of(scheme)
     if how.element is not Element.INT8 or not how.symmetric or (how.group_size == 0 and how.dynamic):
         return f"it rounds inputs to int8 around 0, per token, per group or with a stored scale, not as {how}"

@@ -22,7 +22,7 @@ from ...quant.canonical import (
     int8_as_packed,
 )
 from ...quant.fp4 import E2M1, decode_e8m0
-from ...quant.packing import num_words
+from ...quant.packing import num_words, pack, unpack
 from ...quant.row_slices import row_chunks
 from ...quant.scheme import Element, Fp8, Int8, LowBit, Offset, WeightOnly
 from ..problems import LinearProblem
@@ -91,7 +91,7 @@ class DenseAssembly:
 
 
 class LowBitAssembly:
-    """Integers in their width: packed ones, or int8 as 8-bit codes around 128."""
+    """Integers in 2, 4 or 8 bits, the next of these that holds them: packed ones, or int8 as 8-bit codes around 128."""
 
     def __init__(self, problem: LinearProblem) -> None:
         scheme, self._columns, self._rows = problem.scheme, problem.in_features, problem.out_features
@@ -99,7 +99,7 @@ class LowBitAssembly:
         if isinstance(scheme, Int8):
             self._bits, self._group_size = 8, scheme.resolved_block((self._rows, self._columns))[1]
         else:
-            self._bits, self._group_size = scheme.bits, scheme.resolved_group_size(self._columns)
+            self._bits, self._group_size = stored_bits(scheme.bits), scheme.resolved_group_size(self._columns)
         groups = -(-self._columns // self._group_size)
         self._codes = empty_panels(self._rows, num_words(self._columns, self._bits), torch.int32)
         self._scales = empty_panels(self._rows, groups, torch.float32)
@@ -112,7 +112,12 @@ class LowBitAssembly:
             self._put_int8(first_row, part)
             return
         assert isinstance(part, PackedWeight), f"{part.scheme} is not made of packed integers"
-        pack_rows(part.qweight, first_row, self._codes)
+        if part.scheme.bits == self._bits:
+            pack_rows(part.qweight, first_row, self._codes)
+        else:
+            for start, chunk in row_chunks(part, _CHUNK):
+                assert isinstance(chunk, PackedWeight), "a chunk is of its weight's kind"
+                pack_rows(_widened(chunk, self._bits), first_row + start, self._codes)
         pack_rows(_packable(part.scales), first_row, self._scales)
         if self._zeros is not None:
             assert part.zeros is not None, "an asymmetric scheme has zeros"
@@ -145,6 +150,19 @@ class LowBitAssembly:
             assert part.zeros is not None, "an asymmetric scheme has zeros"
             raised = (spread(part.zeros).to(torch.int16) + 128).to(torch.uint8)
             _put_zeros(raised, first_row, self._zeros)
+
+
+def stored_bits(bits: int) -> int:
+    """Width of a code of ``bits`` in panels."""
+    return next(width for width in (2, 4, 8) if width >= bits)
+
+
+def _widened(part: PackedWeight, bits: int) -> Tensor:
+    """The codes in ``bits``; those of a symmetric scheme move to the middle of the wider range."""
+    codes = unpack(part.qweight, part.scheme.bits, part.shape[1])
+    if part.scheme.symmetric:
+        codes += (1 << (bits - 1)) - (1 << (part.scheme.bits - 1))
+    return pack(codes, bits)
 
 
 def empty_panels(rows: int, columns: int, dtype: torch.dtype) -> Tensor:

@@ -56,7 +56,7 @@ def test_dense_takes_no_rows_and_any_strides():
     torch.testing.assert_close(linear.run_dense(x, prepared), x @ weight.T)
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize(("shape", "group_size"), [((70, 96), 32), ((32, 1300), 16), ((33, 147), -1), ((40, 700), 128)])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_low_bit_equals_its_dequantized_matrix_bit_for_bit(bits, shape, group_size, symmetric):
@@ -70,7 +70,7 @@ def test_low_bit_equals_its_dequantized_matrix_bit_for_bit(bits, shape, group_si
         assert torch.equal(linear.run_low_bit(x, prepared, bias), linear.run_dense(x, dense, bias))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [3, 4, 7, 8])
 @pytest.mark.parametrize(("shape", "group_size"), [((70, 96), 32), ((33, 147), -1), ((40, 700), 128)])
 def test_offsets_instead_of_zeros(bits, shape, group_size):
     """Bit for bit the matrix of code * scale + offset, rounded once: the product of a 16-bit scale is exact."""

@@ -47,7 +47,7 @@ def check(weight: CanonicalWeight, x: Tensor, bias: Tensor | None) -> None:
     assert ((result - expected).abs() <= 1e-6 * size).all()
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
 @pytest.mark.parametrize(("shape", "group_size"), SHAPES)
 @pytest.mark.parametrize("kind", ["symmetric", "zeros", "offsets", "act-order"])
 def test_every_kind_of_integers(bits: int, shape: tuple[int, int], group_size: int, kind: str) -> None:

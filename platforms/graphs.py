@@ -25,7 +25,12 @@ class Graph(ABC):
 
 
 class GraphRecorder(ABC):
-    """Records steps of one device. Graphs of one recorder share their memory: one is replayed after the other."""
+    """Records steps of one device. Graphs of one recorder share their memory: one is replayed after the other.
+
+    ``name`` says in a few words how steps are recorded.
+    """
+
+    name: str
 
     @abstractmethod
     def rows_for(self, num_rows: int) -> int:

@@ -54,6 +54,7 @@ class Platform(ABC):
         spec = self.spec
         memory = self.memory()
         gib = 1 << 30
+        recorder = self.graphs()
         return {
             "device": str(self.device),
             "name": spec.name,
@@ -62,6 +63,7 @@ class Platform(ABC):
             "memory": f"{memory.free / gib:.1f} GiB free of {memory.total / gib:.1f} GiB",
             "matrix instructions": ", ".join(sorted(spec.matrix_dtypes)) or "none",
             "fp8": spec.fp8.value,
+            "decode graphs": f"none: {recorder}" if isinstance(recorder, str) else recorder.name,
             "triton": "yes" if spec.has_triton else "no",
             "torch": torch.__version__,
         }

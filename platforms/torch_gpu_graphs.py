@@ -26,6 +26,8 @@ class TorchGpuGraph(Graph):
 class TorchGpuRecorder(GraphRecorder):
     """Captures steps into one memory pool; ``cuda`` is ``torch.cuda``."""
 
+    name = "captured by torch"
+
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device = device
         self._cuda = cuda

@@ -57,7 +57,13 @@ _NOT_RECORDED = (
 RECORDED = tuple(name for name in SIGNATURES if name not in _NOT_RECORDED)
 
 # Argument type -> its type in C, and the member of ``union tape_value`` (tape.h) that holds it.
-_IN_C = {_P: ("void *", "p"), _N: ("ptrdiff_t ", "n"), _I: ("int ", "i"), _F: ("float ", "f"), _U: ("uint32_t ", "u")}
+_IN_C: dict[type, tuple[str, str]] = {
+    _P: ("void *", "p"),
+    _N: ("ptrdiff_t ", "n"),
+    _I: ("int ", "i"),
+    _F: ("float ", "f"),
+    _U: ("uint32_t ", "u"),
+}
 
 
 def tape_calls_source() -> str:

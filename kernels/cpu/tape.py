@@ -68,6 +68,8 @@ class Tape(Graph):
 class TapeRecorder(GraphRecorder):
     """Records tapes; ``num_bytes`` counts the arena that they share and their programs."""
 
+    name = "a tape of kernel calls"
+
     def __init__(self) -> None:
         self._arena = Arena()
         self._lowered = lowered_operations(self._arena)

@@ -38,8 +38,14 @@ def run(args: argparse.Namespace) -> int:
     config = engine_config(args)
     reference = None
     if args.reference:
-        plain = {"quantize": None, "quantization": None, "kv_cache_dtype": "auto", "cpu_activations": "exact"}
-        reference = replace(config, model=args.reference, **plain)
+        reference = replace(
+            config,
+            model=args.reference,
+            quantize=None,
+            quantization=None,
+            kv_cache_dtype="auto",
+            cpu_activations="exact",
+        )
     with layer_progress(f"evaluating {args.model}", "windows") as progress:
         result = evaluate(config, spec, reference=reference, progress=progress)
     if args.json:

@@ -44,7 +44,8 @@ def prepare(
 
 
 def of_panels(panels: Sequence[DensePanels | LowBitPanels]) -> ExpertPanels:
-    """Panels of equal shapes, one per expert."""
+    """Panels of equal shapes and types, one per expert."""
+    assert len({(type(each), getattr(each, "bits", 0)) for each in panels}) == 1, "experts' panels differ in type"
     pointers = [pointer for each in panels for pointer in _pointers(each)]
     tensors = (ctypes.c_void_p * len(pointers))(*pointers)
     first = panels[0]

@@ -54,8 +54,13 @@ INLINE void dense_tile(const int rows, const float *x, ptrdiff_t stride, const f
 }
 
 /* How codes become weights: the zeros may be stored, half the codes' range where a table of codes minus zero makes the difference
-   free, or replaced by an offset. */
-enum coding { ZERO, CENTRED, OFFSET, NUM_CODINGS };
+   free, or replaced by an offset; or a code is a float of 16 bits. */
+enum coding { ZERO, CENTRED, OFFSET, BFLOAT, HALF, NUM_CODINGS };
+
+static enum coding coding_of(const struct linear *p) {
+    if (p->bits >= BFLOAT16_BITS) return p->bits == BFLOAT16_BITS ? BFLOAT : HALF;
+    return p->offsets ? OFFSET : p->bits == 4 && !p->zeros ? CENTRED : ZERO;
+}
 
 /* The scale and zero, or offset, of one group of one panel. */
 struct group {
@@ -66,6 +71,10 @@ struct group {
 INLINE struct group load_group(const struct linear *p, const int bits, const int coding, ptrdiff_t panel, ptrdiff_t index) {
     struct group group;
     ptrdiff_t place = (panel * p->groups + index) * PANEL;
+    if (coding == BFLOAT || coding == HALF) {
+        UNROLL_VECS group.scale[v] = group.zero[v] = splat(0.0f);
+        return group;
+    }
     UNROLL_VECS {
         group.scale[v] = load(p->scales + place + v * LANES);
         if (coding == OFFSET) {
@@ -85,6 +94,12 @@ INLINE struct group load_group(const struct linear *p, const int bits, const int
    code * scale + zero with an offset as `zero`; that product is exact for scales of up to 16 bits. */
 INLINE vf decode(vi word, const int bits, const int coding, int j, vf scale, vf zero) {
     vi code = word >> (bits * j);
+    if (coding == BFLOAT) return (vf)(j ? word & splat_int(-65536) : word << 16);
+    if (coding == HALF) {
+        vf magnitude = (vf)((code & splat_int(0x7fff)) << 13) * splat(0x1p112f);
+        vi special = ((code & splat_int(0x7c00)) == splat_int(0x7c00)) & splat_int(0x7f800000); /* infinity and NaN */
+        return (vf)((vi)magnitude | special | (code & splat_int(0x8000)) << 16);
+    }
 #if defined(__AVX512F__)
     if (bits == 4) {
         const float shift = coding == CENTRED ? -8.0f : 0.0f;
@@ -216,14 +231,17 @@ static void dense_rows(const struct linear *p, int rows, struct place at) {
 }
 #undef CASE
 
+static int code_bits(const struct linear *p) { return p->bits < 16 ? p->bits : 16; }
+
 #define VARIANT(bits, coding) (NUM_CODINGS * (bits) + (coding))
 #define CASE(n, bits, coding) \
-    case 32 * n + VARIANT(bits, coding): run_tile(p, n, bits, coding, at); break;
-#define CASES(n) CASE(n, 2, ZERO) CASE(n, 4, ZERO) CASE(n, 4, CENTRED) CASE(n, 4, OFFSET) CASE(n, 8, ZERO) CASE(n, 8, OFFSET)
+    case 128 * n + VARIANT(bits, coding): run_tile(p, n, bits, coding, at); break;
+#define CASES(n) \
+    CASE(n, 2, ZERO) CASE(n, 4, ZERO) CASE(n, 4, CENTRED) CASE(n, 4, OFFSET) CASE(n, 8, ZERO) CASE(n, 8, OFFSET) \
+    CASE(n, 16, BFLOAT) CASE(n, 16, HALF)
 
 static void low_bit_rows(const struct linear *p, int rows, struct place at) {
-    int coding = p->offsets ? OFFSET : p->bits == 4 && !p->zeros ? CENTRED : ZERO;
-    switch (32 * rows + VARIANT(p->bits, coding)) {
+    switch (128 * rows + VARIANT(code_bits(p), coding_of(p))) {
         CASES(1) CASES(2) CASES(3)
 #if FUSED_ROWS >= 4
         CASES(4)
@@ -237,7 +255,10 @@ static void low_bit_rows(const struct linear *p, int rows, struct place at) {
 #undef CASE
 
 static void expand_block(const struct linear *p, struct place at, float *out) {
-    switch (VARIANT(p->bits, p->offsets ? OFFSET : ZERO)) {
+    switch (VARIANT(code_bits(p), coding_of(p))) {
+        case VARIANT(16, BFLOAT): expand(p, 16, BFLOAT, at.panel, at.first, at.last, out); break;
+        case VARIANT(16, HALF): expand(p, 16, HALF, at.panel, at.first, at.last, out); break;
+        case VARIANT(4, CENTRED): expand(p, 4, CENTRED, at.panel, at.first, at.last, out); break;
         case VARIANT(2, ZERO): expand(p, 2, ZERO, at.panel, at.first, at.last, out); break;
         case VARIANT(4, ZERO): expand(p, 4, ZERO, at.panel, at.first, at.last, out); break;
         case VARIANT(4, OFFSET): expand(p, 4, OFFSET, at.panel, at.first, at.last, out); break;

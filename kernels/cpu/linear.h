@@ -5,6 +5,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define BFLOAT16_BITS 16
+#define FLOAT16_BITS 17
+
 struct linear {
     const float *x;
     ptrdiff_t x_stride;
@@ -25,7 +28,7 @@ struct linear {
     ptrdiff_t words;
     ptrdiff_t groups;
     ptrdiff_t group_size;
-    int bits;
+    int bits; /* of a code; or BFLOAT16_BITS or FLOAT16_BITS: two such floats in a word, without scales */
     ptrdiff_t piece_panels; /* panels per piece of work */
 };
 

@@ -13,19 +13,21 @@ from torch import Tensor
 
 from ...quant.canonical import CanonicalWeight
 from ...quant.packing import num_words
-from ...quant.scheme import Int8
+from ...quant.scheme import Dense, Int8
 from ..problems import LinearProblem
 from .library import functions
 from .panels import DenseAssembly, DensePanels, LowBitAssembly, LowBitPanels, stored_bits, zero_type
 
 
-def prepare_dense(weight: CanonicalWeight, dtype: torch.dtype) -> DensePanels:
-    """Pack a weight into panels of float32, dequantizing it on the way where it is quantized."""
+def prepare_dense(weight: CanonicalWeight, dtype: torch.dtype) -> DensePanels | LowBitPanels:
+    """Pack a weight into panels of its 16-bit floats, or of float32; a quantized one is dequantized on the way."""
     return _assemble(DenseAssembly, weight, dtype)
 
 
-def run_dense(x: Tensor, weight: DensePanels, bias: Tensor | None = None) -> Tensor:
+def run_dense(x: Tensor, weight: DensePanels | LowBitPanels, bias: Tensor | None = None) -> Tensor:
     """x [T,K] float32 -> [T,N]."""
+    if isinstance(weight, LowBitPanels):
+        return run_low_bit(x, weight, bias)
     x, rows = _rows(x, bias, weight.in_features)
     y = torch.empty((rows, weight.out_features))
     functions.twofold_linear_dense(
@@ -82,8 +84,10 @@ def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> 
 
 
 def dense_bytes(problem: LinearProblem, stored: int) -> int:
-    """Memory of ``DensePanels``."""
-    return 4 * _padded_rows(problem.out_features) * problem.in_features
+    """Memory of ``DenseAssembly``'s panels: 16-bit floats stay so."""
+    half = isinstance(problem.scheme, Dense) and problem.in_features % 2 == 0
+    half = half and stored == 2 * problem.out_features * problem.in_features
+    return (2 if half else 4) * _padded_rows(problem.out_features) * problem.in_features
 
 
 def low_bit_bytes(problem: LinearProblem, stored: int) -> int:

@@ -31,6 +31,8 @@ from .library import functions
 
 # pack.c's kinds of source elements.
 _WORDS, _BFLOAT16, _FLOAT16, _CODES8, _CODES4 = range(5)
+# Floats that stay in 16 bits, and what linear.h calls them.
+_HALF_BITS = {torch.bfloat16: 16, torch.float16: 17}
 _KINDS = {torch.float32: _WORDS, torch.int32: _WORDS, torch.bfloat16: _BFLOAT16, torch.float16: _FLOAT16}
 # int8 to unsigned codes around 128, four at a time.
 _RAISE = 0x80808080
@@ -72,22 +74,42 @@ class LowBitPanels:
 
 
 class DenseAssembly:
-    """A matrix in float32 panels; its parts may be stored in any way."""
+    """A matrix in panels of float32, or of its 16-bit floats where all parts hold the same; they may be stored in any way."""
 
     def __init__(self, problem: LinearProblem) -> None:
         self._rows, self._columns = problem.out_features, problem.in_features
-        self._panels = empty_panels(self._rows, self._columns, torch.float32)
+        self._dtype, self._panels = torch.float32, torch.empty(0)
 
     def put(self, first_row: int, part: CanonicalWeight) -> None:
         """Rows ``first_row`` and following become those of ``part``."""
-        if isinstance(part, DenseWeight):
+        self._get_ready(part)
+        if self._dtype is not torch.float32:
+            assert isinstance(part, DenseWeight), "other parts are widened"
+            pack_rows(_pairs(part.weight), first_row, self._panels)
+        elif isinstance(part, DenseWeight):
             pack_rows(_packable(part.weight), first_row, self._panels)
         elif not _put_codes(part, first_row, self._panels):
             for start, chunk in row_chunks(part, _CHUNK):
                 pack_rows(dequantize(chunk, torch.float32), first_row + start, self._panels)
 
-    def finish(self) -> DensePanels:
+    def finish(self) -> DensePanels | LowBitPanels:
+        if self._dtype is not torch.float32:
+            none = torch.empty(len(self._panels), 0, self._panels.shape[2])
+            bits, columns = _HALF_BITS[self._dtype], self._columns
+            return LowBitPanels(self._panels, none, None, None, columns, bits, columns, self._rows)
         return DensePanels(self._panels, self._panels.data_ptr(), self._columns, self._rows)
+
+    def _get_ready(self, part: CanonicalWeight) -> None:
+        """Panels of the first part's type, or of float32 as soon as parts differ."""
+        half = isinstance(part, DenseWeight) and part.weight.dtype in _HALF_BITS and self._columns % 2 == 0
+        dtype = part.weight.dtype if half and isinstance(part, DenseWeight) else torch.float32
+        if self._panels.numel() == 0:
+            self._dtype, words = dtype, self._columns if dtype is torch.float32 else self._columns // 2
+            self._panels = empty_panels(self._rows, words, torch.float32 if dtype is torch.float32 else torch.int32)
+        elif self._dtype not in (dtype, torch.float32):
+            wide = empty_panels(self._rows, self._columns, torch.float32)
+            wide.copy_(widened(self._panels, self._dtype))
+            self._dtype, self._panels = torch.float32, wide
 
 
 class LowBitAssembly:
@@ -150,6 +172,20 @@ class LowBitAssembly:
             assert part.zeros is not None, "an asymmetric scheme has zeros"
             raised = (spread(part.zeros).to(torch.int16) + 128).to(torch.uint8)
             _put_zeros(raised, first_row, self._zeros)
+
+
+def widened(panels: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 [.., K, PANEL] of panels [.., K/2, PANEL] with two floats of ``dtype`` in a word."""
+    pairs = panels.view(torch.int16).unflatten(2, (-1, 2))
+    return pairs.transpose(2, 3).flatten(1, 2).contiguous().view(dtype).float()
+
+
+def _pairs(matrix: Tensor) -> Tensor:
+    """16-bit floats [N, K] as int32 [N, K/2]."""
+    matrix = matrix.contiguous()
+    if matrix.data_ptr() % 4:
+        matrix = matrix.clone()
+    return matrix.view(torch.int32)
 
 
 def stored_bits(bits: int) -> int:

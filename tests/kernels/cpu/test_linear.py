@@ -6,9 +6,11 @@ import pytest
 import torch
 from twofold.kernels.cpu import linear
 from twofold.kernels.cpu.library import unavailable
+from twofold.kernels.cpu.panels import LowBitPanels
+from twofold.kernels.problems import LinearProblem
 from twofold.platforms import cpu_threads
 from twofold.quant.canonical import DenseWeight, PackedWeight, dequantize, pack
-from twofold.quant.scheme import Offset, WeightOnly
+from twofold.quant.scheme import Dense, Offset, WeightOnly
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no compiled kernels: {unavailable()}")
 
@@ -89,6 +91,38 @@ def test_offsets_instead_of_zeros(bits, shape, group_size):
     for count in ROWS:
         x = torch.randn(count, columns, generator=generator)
         assert torch.equal(linear.run_low_bit(x, prepared), linear.run_dense(x, dense))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(3, 2), (33, 130), (100, 640), (160, 1300)])
+def test_16_bit_floats_stay_so_and_equal_their_float32_matrix_bit_for_bit(dtype, shape):
+    generator = torch.Generator().manual_seed(9)
+    weight = (torch.randn(shape, generator=generator) * torch.logspace(-6, 3, shape[1])).to(dtype)
+    prepared = linear.prepare_dense(DenseWeight(weight), torch.float32)
+    wide = linear.prepare_dense(DenseWeight(weight.float()), torch.float32)
+    assert isinstance(prepared, LowBitPanels) and prepared.codes.nbytes * 2 == wide.panels.nbytes
+    bias = torch.randn(shape[0], generator=generator)
+    for rows in ROWS:
+        x = torch.randn(rows, shape[1], generator=generator)
+        assert torch.equal(linear.run_dense(x, prepared, bias), linear.run_dense(x, wide, bias))
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_16_bit_floats_that_are_no_numbers(value):
+    weight = torch.ones(40, 6, dtype=torch.float16)
+    weight[3, 2] = float(value)
+    result = linear.run_dense(torch.ones(1, 6), linear.prepare_dense(DenseWeight(weight), torch.float32))
+    assert torch.equal(result.nan_to_num(7.0), (torch.ones(1, 6) @ weight.float().T).nan_to_num(7.0))
+
+
+def test_parts_of_several_types_become_float32():
+    parts = [torch.randn(70, 64).to(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.bfloat16)]
+    problem = LinearProblem(scheme=Dense(), in_features=64, out_features=280, dtype=torch.float32)
+    assembly = linear.DenseAssembly(problem)
+    for index, part in enumerate(parts):
+        assembly.put(70 * index, DenseWeight(part))
+    whole = linear.prepare_dense(DenseWeight(torch.cat([part.float() for part in parts])), torch.float32)
+    assert torch.equal(assembly.finish().panels, whole.panels)
 
 
 def test_low_bit_with_act_order():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from twofold.kernels.cpu.library import functions, unavailable
-from twofold.kernels.cpu.panels import DenseAssembly, LowBitAssembly
+from twofold.kernels.cpu.panels import DenseAssembly, DensePanels, LowBitAssembly, widened
 from twofold.kernels.problems import LinearProblem
 from twofold.quant.canonical import (
     CanonicalWeight,
@@ -53,7 +53,12 @@ def check_dense(parts: Sequence[CanonicalWeight]) -> None:
     assembly = DenseAssembly(problem(Dense(), parts))
     put_all(assembly, parts)
     expected = torch.cat([dequantize(part) for part in parts])
-    found = as_matrix(assembly.finish().panels, len(expected))
+    panels = assembly.finish()
+    if isinstance(panels, DensePanels):
+        matrix = panels.panels
+    else:
+        matrix = widened(panels.codes, {16: torch.bfloat16, 17: torch.float16}[panels.bits])
+    found = as_matrix(matrix, len(expected))
     assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
 
 

@@ -1,4 +1,4 @@
-"""Operations of torch that a step may contain, and the C kernels that a recorded one runs for them, bit for bit the same."""
+"""Operations of torch that a step may contain, and the C kernels that stand for them, bit for bit the same."""
 
 from __future__ import annotations
 

@@ -134,6 +134,11 @@ class _OnlyKernels(TorchDispatchMode):
         super().__init__()
         self._lowered = lowered
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else the first step that is recorded imports torch's compiler: seconds, and 70 MB.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

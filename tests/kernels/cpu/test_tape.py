@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -45,6 +47,18 @@ def test_recording_computes_nothing_and_replays_read_their_inputs_anew() -> None
         tape.replay()
         assert all(torch.equal(got, wanted) for got, wanted in zip(tape.outputs, expected, strict=True))
     assert len(tape.timed_replay()) == 2
+
+
+def test_recording_does_not_import_the_compiler() -> None:
+    code = """
+import sys, torch
+from twofold.kernels.cpu import elementwise, tape
+x = torch.ones(2, 8)
+print(tape.TapeRecorder().record(lambda: (elementwise.silu_and_mul(x.view(2, 8).reshape(2, 8)),)).names)
+assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "twofold_silu_and_mul" in done.stdout, done.stderr
 
 
 def test_every_function_that_may_be_recorded_has_a_call() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -86,9 +86,21 @@ def evaluate(
 
     ConfigError where the text is too short, or the two models do not share their vocabulary.
     """
+    return next(evaluate_each([config], spec, reference=reference, progress=progress))
+
+
+def evaluate_each(
+    configs: Sequence[EngineConfig],
+    spec: EvaluationSpec | None = None,
+    *,
+    reference: EngineConfig | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Evaluation]:
+    """`evaluate` of each model in turn; the reference is run once for all."""
     spec = spec or EvaluationSpec()
-    num_models = 1 if reference is None else 2
+    runs = len(configs) + (reference is not None)
     note = progress or (lambda done, total: None)
+    done = 0
     with tempfile.TemporaryDirectory() as folder:
         expected: _Stored | None = None
         if reference is not None:
@@ -97,15 +109,19 @@ def evaluate(
                 expected = _Stored(Path(folder) / "logits", windows)
                 for index, window in enumerate(windows):
                     expected.put(index, llm.logits(window.tolist()))
-                    note(index + 1, num_models * len(windows))
-        with open_llm(config) as llm:
-            windows = _windows(llm, spec)
-            sums = _Sums()
-            for index, window in enumerate(windows):
-                logits = llm.logits(window.tolist())
-                sums.add(window, logits, None if expected is None else expected.get(index, windows, logits.shape[1]))
-                note(index + 1 + (num_models - 1) * len(windows), num_models * len(windows))
-    return sums.result()
+                    done += 1
+                    note(done, runs * len(windows))
+        for config in configs:
+            with open_llm(config) as llm:
+                windows = _windows(llm, spec)
+                sums = _Sums()
+                for index, window in enumerate(windows):
+                    logits = llm.logits(window.tolist())
+                    wanted = None if expected is None else expected.get(index, windows, logits.shape[1])
+                    sums.add(window, logits, wanted)
+                    done += 1
+                    note(done, runs * len(windows))
+            yield sums.result()
 
 
 def open_llm(config: EngineConfig) -> LLM:

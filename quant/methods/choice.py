@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...engine.model_config import load_model_config
 from ...engine.sources import ModelFiles
 from ...engine.weights.checkpoint import Checkpoint
 from ..calibration import CalibrationSpec
 from ..spec import QuantizeSpec
+from .input_powers import InputPowers
 from .layer_method import LayerMethod, ReadWeight
 from .nearest import quantize_nearest
 from .rounding import RoundedLayers
@@ -29,7 +31,7 @@ def layer_method(
 ) -> LayerMethod:
     """The method of ``spec`` for a model. ConfigError where the calibration text does not do."""
     if not spec.is_calibrated:
-        return RoundedLayers(read, quantize_nearest)
+        return RoundedLayers(read, quantize_nearest, InputPowers(read, load_model_config(files)))
     # transformers comes in only where a model is run.
     from ..calibration.block_model import BlockModel
     from .calibrated import CalibratedLayers

@@ -10,9 +10,12 @@ from .eight_bit import quantize_eight_bit
 from .rtn import quantize_rtn
 
 
-def quantize_nearest(weight: Tensor, scheme: Scheme) -> CanonicalWeight:
-    """``weight`` [N, K] with the scales of least error (integers) or of the largest magnitudes (fp8)."""
+def quantize_nearest(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> CanonicalWeight:
+    """``weight`` [N, K] with the scales of least error (integers) or of the largest magnitudes (fp8).
+
+    ``importance`` [K] weighs the errors of the columns, of integers in groups.
+    """
     if isinstance(scheme, Int8 | Fp8):
         return quantize_eight_bit(weight, scheme)
     assert isinstance(scheme, WeightOnly), f"{scheme} needs more than rounding"
-    return quantize_rtn(weight, scheme)
+    return quantize_rtn(weight, scheme, importance=importance)

@@ -10,22 +10,34 @@ from torch import Tensor
 from ..canonical import CanonicalWeight
 from ..plan import LayerPlan
 from ..scheme import Scheme
+from .input_powers import relative
 from .layer_method import LayerWeights, ReadWeight
 from .nearest import quantize_nearest
 from .statistics import InputStatistics
 
 
 class RoundedLayers:
-    """A `LayerMethod` from a function of weight [N, K] and scheme."""
+    """A `LayerMethod` from a function of weight [N, K], scheme and what is known of the inputs' powers [K]."""
 
-    def __init__(self, read: ReadWeight, quantize: Callable[[Tensor, Any], CanonicalWeight]) -> None:
+    def __init__(
+        self,
+        read: ReadWeight,
+        quantize: Callable[[Tensor, Any, Tensor | None], CanonicalWeight],
+        powers: Callable[[LayerPlan], dict[str, Tensor]],
+    ) -> None:
         self._read = read
         self._quantize = quantize
+        self._powers = powers
 
     def quantize(self, layer: LayerPlan) -> LayerWeights:
         """Round the layer's modules."""
-        weights = {name: self._quantize(self._read(name), scheme) for name, scheme in layer.quantize.items()}
-        return LayerWeights(quantized=weights)
+        powers = self._powers(layer)
+        result = LayerWeights()
+        for name, scheme in layer.quantize.items():
+            weight = self._read(name)
+            power = relative(powers[name], weight.shape[1]) if name in powers else None
+            result.quantized[name] = self._quantize(weight, scheme, power)
+        return result
 
     def skip(self, layer: LayerPlan, done: LayerWeights) -> None:
         """Nothing depends on earlier layers."""

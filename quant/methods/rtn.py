@@ -17,17 +17,20 @@ from .grid import in_groups, search_grid
 CHUNK = 1 << 18
 
 
-def quantize_rtn(weight: Tensor, scheme: WeightOnly, *, positive: bool = False) -> PackedWeight:
+def quantize_rtn(
+    weight: Tensor, scheme: WeightOnly, *, positive: bool = False, importance: Tensor | None = None
+) -> PackedWeight:
     """Quantize ``weight`` [N, K] (finite, any floating-point type); scales come out in float16.
 
-    ``positive``: none of them negative.
+    ``positive``: none of them negative. ``importance`` [K] weighs the squared errors of the columns.
     """
     rows, columns = weight.shape
     group_size = scheme.resolved_group_size(columns)
+    weights = None if importance is None else in_groups(importance[None], group_size)[0]
     chunks = weight.split(max(1, CHUNK // columns))
     # One torch thread per chunk: a shared thread team for such short operations waits more than it computes.
     with single_threaded_pool() as pool:
-        parts = list(pool.map(lambda chunk: _quantize_rows(chunk, scheme, group_size, positive), chunks))
+        parts = list(pool.map(lambda chunk: _quantize_rows(chunk, scheme, group_size, positive, weights), chunks))
     codes = torch.cat([part.codes for part in parts])
     return PackedWeight(
         scheme=WeightOnly(scheme.bits, -1 if group_size >= columns else group_size, scheme.symmetric),
@@ -45,10 +48,12 @@ class _Rows:
     zeros: Tensor
 
 
-def _quantize_rows(weight: Tensor, scheme: WeightOnly, group_size: int, positive: bool) -> _Rows:
+def _quantize_rows(
+    weight: Tensor, scheme: WeightOnly, group_size: int, positive: bool, importance: Tensor | None
+) -> _Rows:
     columns = weight.shape[1]
     groups = in_groups(weight, group_size)
     top = 2**scheme.bits - 1
-    best = search_grid(groups, scheme, positive=positive)
+    best = search_grid(groups, scheme, importance, positive=positive)
     codes = (best.levels(groups, top) + best.zero).to(torch.uint8)
     return _Rows(codes.flatten(1)[:, :columns], best.scale.squeeze(-1), best.zero.squeeze(-1))

@@ -177,7 +177,7 @@ def test_a_result_that_is_not_finite_is_not_written(
 
     calls: list[int] = []
 
-    def faulty(weight: torch.Tensor, scheme: Any) -> Any:
+    def faulty(weight: torch.Tensor, scheme: Any, power: Any) -> Any:
         result = nearest.quantize_nearest(weight, scheme)
         calls.append(1)
         if len(calls) == 9:
@@ -185,7 +185,9 @@ def test_a_result_that_is_not_finite_is_not_written(
         return result
 
     original = rounding.RoundedLayers.__init__
-    monkeypatch.setattr(rounding.RoundedLayers, "__init__", lambda self, read, _: original(self, read, faulty))
+    monkeypatch.setattr(
+        rounding.RoundedLayers, "__init__", lambda self, read, _, powers: original(self, read, faulty, powers)
+    )
     with pytest.raises(CheckpointError, match=r"model\.layers\.1\..*scale.* came out with NaN or infinity"):
         quantize_model(str(tiny_model("llama")), SPECS[name], tmp_path / "out")
     assert not list(tmp_path.iterdir())

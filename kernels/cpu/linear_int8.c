@@ -18,6 +18,8 @@
 #define PREFETCH_WORDS 24
 #define PIECE_WORK (1 << 16)
 #define MAX_TILE_WORDS 16
+/* Fewer rows than this leave so much of a tile register unused that vectors are faster. */
+#define MIN_TILE_ROWS 9
 /* From so many features on a block keeps tile registers busy long enough. */
 #define WIDE_BLOCK 128
 
@@ -37,7 +39,7 @@ struct product {
     enum coding coding;
     ptrdiff_t block_words, blocks_per_group; /* words as they are stored */
     ptrdiff_t chunk, chunks; /* rows of x per piece, pieces */
-    enum tiles tiles;      /* for more rows than DOT_ROWS, */
+    enum tiles tiles;      /* from MIN_TILE_ROWS on, */
     int tile_words;        /* so many words of bytes at a time, */
     ptrdiff_t block_steps; /* so many times for each block, */
     ptrdiff_t steps;       /* and in all; the last step may reach beyond K, where zeros follow in both buffers */
@@ -168,8 +170,8 @@ static void choose_rows(const struct product *p, int rows, enum form form, const
 
 /* A panel's codes as bytes, `centre` less. */
 INLINE void expand_bits(const struct linear *w, const int bits, const int32_t *codes, int centre, int32_t *out) {
-    typedef int8_t bytes __attribute__((vector_size(VEC_BYTES)));
-    const bytes less = (bytes)splat_int(centre * 0x01010101);
+    typedef uint8_t bytes __attribute__((vector_size(VEC_BYTES)));
+    const bytes less = (uint8_t)centre - (bytes){0};
     for (ptrdiff_t word = 0; word < w->words; word++, codes += PANEL)
         for (int j = 0; j < 8 / bits; j++, out += PANEL)
             UNROLL_VECS {
@@ -306,7 +308,7 @@ static void run_panel(const struct product *p, ptrdiff_t panel, ptrdiff_t first,
     const struct linear *w = &p->w;
     struct tile at = {w->codes + panel * w->words * PANEL, panel, first};
 #if HAVE_AMX
-    if (p->tiles && last - first > DOT_ROWS) {
+    if (p->tiles && last - first >= MIN_TILE_ROWS) {
         expand(w, at.codes, p->coding == CENTRED ? 1 << (w->bits - 1) : 0, scratch);
         at.codes = scratch;
         amx_settle(scratch);
@@ -358,7 +360,7 @@ static void plan_tiles(struct product *p) {
 #if HAVE_AMX
     const int one = p->x.blocks == 1;
     ptrdiff_t block = one ? p->x.stride : p->x.block;
-    if (p->w.rows <= DOT_ROWS || block % 32 || !amx_allowed()) return;
+    if (p->w.rows < MIN_TILE_ROWS || block % 32 || !amx_allowed()) return;
     p->tiles = one || (block % 64 == 0 && block >= WIDE_BLOCK) ? WIDE : NARROW;
     p->tile_words = block % 64 ? 8 : 16;
     p->block_steps = block / (4 * p->tile_words);

@@ -74,7 +74,7 @@ class LowBitPanels:
 
 
 class DenseAssembly:
-    """A matrix in panels of float32, or of its 16-bit floats where all parts hold the same; they may be stored in any way."""
+    """A matrix in panels of float32, or of 16-bit floats where all parts have the same, however they are stored."""
 
     def __init__(self, problem: LinearProblem) -> None:
         self._rows, self._columns = problem.out_features, problem.in_features

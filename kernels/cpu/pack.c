@@ -58,33 +58,118 @@ static void convert(const struct packing *p, ptrdiff_t row, ptrdiff_t first, ptr
     }
 }
 
-/* Items are panels; those of a transposed source are read along its columns, which are neighbours in memory. */
+/* Stores that go past the caches: nothing reads panels before all are packed, and no line of them is fetched for this. */
+INLINE void stream(uint32_t *out, vi value) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512((void *)out, (__m512i)value);
+#elif defined(__AVX__)
+    _mm256_stream_si256((void *)out, (__m256i)value);
+#else
+    memcpy(out, &value, sizeof value);
+#endif
+}
+
+static void end_of_stream(void) {
+#if defined(__AVX__)
+    _mm_sfence();
+#endif
+}
+
+#if defined(__GNUC__) && !defined(__clang__)
+/* LANES x LANES words: squares of 2 x 2 are transposed, then those of 4 x 4 made of them, and so on. */
+INLINE void transpose(vi *rows) {
+#pragma GCC unroll 8
+    for (int d = 1; d < LANES; d *= 2) {
+        vi upper, lower;
+        for (int j = 0; j < LANES; j++) {
+            upper[j] = j & d ? LANES + j - d : j;
+            lower[j] = j & d ? LANES + j : j + d;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) {
+            if (i & d) continue;
+            vi a = rows[i], b = rows[i + d];
+            rows[i] = __builtin_shuffle(a, b, upper);
+            rows[i + d] = __builtin_shuffle(a, b, lower);
+        }
+    }
+}
+#else
+static void transpose(vi *rows) {
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < i; j++) {
+            int32_t value = rows[i][j];
+            rows[i][j] = rows[j][i];
+            rows[j][i] = value;
+        }
+}
+#endif
+
+/* `count` columns (a multiple of LANES) of PANEL rows, `stride` words apart, to a panel's [count][PANEL]. */
+static void pack_squares(const uint32_t *rows, ptrdiff_t stride, ptrdiff_t count, uint32_t flip, uint32_t *out) {
+    for (ptrdiff_t k = 0; k < count; k += LANES)
+        for (int half = 0; half < PANEL; half += LANES) {
+            vi square[LANES];
+            for (int i = 0; i < LANES; i++) square[i] = load_int((const int32_t *)rows + (half + i) * stride + k) ^ splat_int((int32_t)flip);
+            transpose(square);
+            for (int i = 0; i < LANES; i++) stream(out + (k + i) * PANEL + half, square[i]);
+        }
+}
+
+/* Rows from..to-1 of the source, whose columns lie side by side, to lanes of one panel. */
+static void pack_panel(const struct packing *p, ptrdiff_t from, ptrdiff_t to, uint32_t *out) {
+    const int whole = to - from == PANEL;
+    ptrdiff_t done = 0;
+    if (whole && p->kind == WORDS && p->column_stride == 1) {
+        done = p->columns / LANES * LANES;
+        pack_squares((const uint32_t *)p->source + from * p->row_stride, p->row_stride, done, p->flip, out);
+    }
+    for (ptrdiff_t k = done; k < p->columns; k += TILE_K) {
+        ptrdiff_t count = p->columns - k < TILE_K ? p->columns - k : TILE_K, squares = whole ? count / LANES * LANES : 0;
+        uint32_t values[PANEL][TILE_K];
+        for (ptrdiff_t row = from; row < to; row++) convert(p, row, k, count, values[row - from]);
+        pack_squares(values[0], TILE_K, squares, 0, out + k * PANEL);
+        for (ptrdiff_t row = 0; row < to - from; row++)
+            for (ptrdiff_t j = squares; j < count; j++) out[(k + j) * PANEL + row] = values[row][j];
+    }
+}
+
+/* Panels first..first+count-1 of a source whose rows lie side by side: one column after the other, so that what is read of each
+   is long. */
+static void pack_columns(const struct packing *p, ptrdiff_t first, ptrdiff_t count) {
+    for (ptrdiff_t k = 0; k < p->columns; k++) {
+        const uint32_t *column = (const uint32_t *)p->source + k * p->column_stride;
+        for (ptrdiff_t panel = first; panel < first + count; panel++) {
+            ptrdiff_t row = panel * PANEL - p->first_row;
+            uint32_t *out = p->panels + (panel * p->columns + k) * PANEL;
+            if (row >= 0 && row + PANEL <= p->rows) {
+                for (int half = 0; half < PANEL; half += LANES)
+                    stream(out + half, load_int((const int32_t *)column + row + half) ^ splat_int((int32_t)p->flip));
+                continue;
+            }
+            for (int lane = 0; lane < PANEL; lane++)
+                if (row + lane >= 0 && row + lane < p->rows) out[lane] = column[row + lane] ^ p->flip;
+        }
+    }
+}
+
+/* Items are panels. */
 static void pack_rows(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct packing *p = arg;
     ptrdiff_t start = p->first_row / PANEL;
+    if (p->kind == WORDS && p->row_stride == 1) {
+        pack_columns(p, start + first, last - first);
+        end_of_stream();
+        return;
+    }
     for (ptrdiff_t panel = start + first; panel < start + last; panel++) {
         ptrdiff_t from = panel * PANEL - p->first_row, to = from + PANEL;
         int lane = from < 0 ? (int)-from : 0;
         if (from < 0) from = 0;
         if (to > p->rows) to = p->rows;
-        uint32_t *out = p->panels + panel * p->columns * PANEL + lane;
-        if (p->kind == WORDS && p->row_stride == 1) {
-            const uint32_t *words = (const uint32_t *)p->source + from;
-            for (ptrdiff_t k = 0; k < p->columns; k++)
-                for (ptrdiff_t row = 0; row < to - from; row++)
-                    out[k * PANEL + row] = words[k * p->column_stride + row] ^ p->flip;
-            continue;
-        }
-        for (ptrdiff_t k = 0; k < p->columns; k += TILE_K) {
-            ptrdiff_t count = p->columns - k < TILE_K ? p->columns - k : TILE_K;
-            for (ptrdiff_t row = from; row < to; row++) {
-                uint32_t values[TILE_K];
-                convert(p, row, k, count, values);
-                uint32_t *place = out + k * PANEL + (row - from);
-                for (ptrdiff_t j = 0; j < count; j++) place[j * PANEL] = values[j];
-            }
-        }
+        pack_panel(p, from, to, p->panels + panel * p->columns * PANEL + lane);
     }
+    end_of_stream();
 }
 
 void twofold_pack_rows(const void *source, int kind, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t row_stride,

@@ -230,6 +230,15 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Drop all requests and the KV cache."""
+        stats = self.graphs
+        if stats.num_replays:
+            logger.info(
+                "%d of %d steps were replayed from %d graphs of %.1f MiB together",
+                stats.num_replays,
+                self._counters.num_steps,
+                stats.num_graphs,
+                stats.num_bytes / (1 << 20),
+            )
         for request_id in list(self._requests):
             self.abort(AbortRequest(request_id=request_id))
         self._compiling.clear()

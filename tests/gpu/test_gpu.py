@@ -37,13 +37,23 @@ def test_logits_and_tokens_are_those_of_the_cpu(family: str, tiny_model: Callabl
     assert tokens["cpu"] == tokens["auto"]
 
 
-def make_core(model: Path, device: str) -> Any:
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "qwen2-moe"])
+def test_recorded_steps_give_the_tokens_of_others(family: str, tiny_model: Callable[..., Path]) -> None:
+    """Nine requests, so that the graph has rows of padding."""
+    model = tiny_model(family)
+    prompts = [[(7 * index + 3 * place) % 250 + 5 for place in range(4 + 5 * index)] for index in range(9)]
+    recorded, eager = make_core(model, "auto"), make_core(model, "auto", enforce_eager=True)
+    assert greedy(recorded, prompts) == greedy(eager, prompts)
+    assert recorded.graphs.refused is None and recorded.graphs.num_replays > 0 and eager.graphs.num_replays == 0
+
+
+def make_core(model: Path, device: str, **options: Any) -> Any:
     from twofold.engine.config import EngineConfig
     from twofold.engine.core.engine_core import EngineCore
 
     # float32 without tensor-float-32, so that only the order of sums differs between the two.
     torch.backends.cuda.matmul.allow_tf32 = False
-    return EngineCore(EngineConfig(model=str(model), device=device, dtype="float32", kv_cache_bytes=1 << 26))
+    return EngineCore(EngineConfig(model=str(model), device=device, dtype="float32", kv_cache_bytes=1 << 26, **options))
 
 
 def greedy(core: Any, prompts: list[list[int]]) -> dict[str, list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
@@ -69,6 +70,21 @@ def test_mixed_batches(dtype: torch.dtype, heads: tuple[int, int], head_size: in
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_only_decoding(dtype: torch.dtype) -> None:
     check([(1, 1), (1, 16), (1, 17), (1, 130)], (6, 2), 64, dtype)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("window", [None, 9])
+def test_requests_without_a_context_read_nothing(splits: int, window: int | None) -> None:
+    """Such rows pad a recorded step; block tables of theirs are all block 0, which is nan."""
+    batch, num_blocks = make_batch([(1, 130), (1, 1), (1, 40)], 16, 0)
+    caches = KVCache(*(make_cache(num_blocks, 16, 2, 64, torch.float32, seed) for seed in (1, 2)))
+    query = torch.randn(3, 4, 64, generator=torch.Generator().manual_seed(0))
+    launch = AttentionLaunch(block_m=16, tile=16, num_warps=4, num_stages=1)
+    run = functools.partial(launch_attention, query, caches, scale=0.1, sliding_window=window, launch=launch)
+    whole = run(batch=batch, splits=splits)
+    batch.seq_lens[1:] = 0
+    batch.block_table[1:] = 0
+    assert torch.equal(run(batch=batch, splits=splits)[0], whole[0])
 
 
 @pytest.mark.parametrize("window", [1, 7, 16, 500])

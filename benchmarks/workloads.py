@@ -70,6 +70,10 @@ class WorkloadMaker:
             return Workload(name, requests, 16)
         raise SystemExit(f"unknown workload {name!r}; there are {', '.join(NAMES)}")
 
+    def first_request(self) -> Workload:
+        """One token after eight: shows that an engine is ready."""
+        return Workload("first", [Request(self._ids[:8], 1)], 1)
+
     def warm_up(self) -> Workload:
         """A few short requests that make an engine build what it builds on first use."""
         rng = random.Random("warm-up")

@@ -35,9 +35,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One request: its prompt, the number of tokens to ask for, and when it is due, in seconds from the start."""
+    """One request: its prompt (text or token ids), the number of tokens to ask for, and when it is due, in seconds from the start."""
 
-    prompt: str
+    prompt: str | list[int]
     output_len: int
     due: float = 0.0
 

@@ -1,0 +1,42 @@
+"""Inputs in 8 bits through the whole engine: kernels, tokens alone and in a batch, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from twofold import LLM, SamplingParams
+from twofold.engine.config import EngineConfig
+from twofold.engine.core.loading import load_parts
+from twofold.errors import ConfigError
+from twofold.kernels.cpu.library import unavailable
+
+TinyModel = Callable[..., Path]
+
+
+@pytest.mark.skipif(unavailable() is not None, reason="no compiled kernels")
+def test_a_request_gets_the_same_tokens_alone_and_among_others(tiny_model: TinyModel) -> None:
+    model = str(tiny_model())
+    prompts = [[(7 * index + 3 * place) % 256 for place in range(5 + 9 * index)] for index in range(8)]
+    sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    with LLM(model, device="cpu", dtype="float32", quantization="int4", cpu_activations="int8", num_threads=2) as llm:
+        together = llm.generate(prompts, sampling, progress=False)
+        alone = [llm.generate([prompt], sampling, progress=False)[0] for prompt in prompts[::4]]
+    tokens = [output.outputs[0].token_ids for output in together]
+    assert [output.outputs[0].token_ids for output in alone] == tokens[::4]
+
+
+@pytest.mark.skipif(unavailable() is not None, reason="no compiled kernels")
+@pytest.mark.parametrize(("mode", "kernel"), [("exact", "c_low_bit_float32"), ("int8", "c_int8_activations")])
+def test_the_report_names_the_kernel(tiny_model: TinyModel, mode: str, kernel: str) -> None:
+    config = EngineConfig(
+        model=str(tiny_model()), device="cpu", dtype="float32", quantization="int4", cpu_activations=mode, num_threads=1
+    )
+    rows = [row for row in load_parts(config).kernels.report() if row["op"] == "linear" and "w4" in row["problem"]]
+    assert rows and {row["kernel"] for row in rows} == {kernel}
+
+
+def test_other_values_are_refused() -> None:
+    with pytest.raises(ConfigError, match="cpu_activations is 'int4'; it must be one of exact, int8"):
+        EngineConfig(model="m", cpu_activations="int4")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,8 @@ from twofold.engine.config import EngineConfig
 from twofold.engine.messages import AbortRequest, EngineInfo, EngineRequest, EngineStats, TokenOutput
 
 FACTORY = "replay_core:ReplayCore"
+# Environment variable: the processor that the core keeps to.
+PROCESSOR = "REPLAY_CORE_PROCESSOR"
 
 
 class ByteTokenizer:
@@ -41,6 +44,8 @@ class ReplayCore:
     """Gives each open sample its prompt's tokens again, one every ``config.seed`` microseconds, round and round."""
 
     def __init__(self, config: EngineConfig) -> None:
+        if PROCESSOR in os.environ:
+            os.sched_setaffinity(0, {int(os.environ[PROCESSOR])})
         self._step = config.seed / 1e6
         self._next = 0.0
         self._open: dict[str, tuple[list[int], int]] = {}

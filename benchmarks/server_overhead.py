@@ -1,10 +1,12 @@
 """What the HTTP server costs over a core that replays: CPU time per token, time to first token, many streams.
 
-    python benchmarks/server_overhead.py [--model FOLDER] [--streams 1000] [--rate 50] [--profile]
+    python benchmarks/server_overhead.py [--model FOLDER] [--streams 1000] [--rate 50] [--pin] [--profile]
 
 The core computes nothing: every step it gives each open sample its next token. The same requests go to the bare
 AsyncEngineClient in this process, and over HTTP to a server in a process of its own; clients are a third process, so
-that the server's CPU time is its own. ``--model`` takes that model's tokenizer and template instead of bytes.
+that the server's CPU time is its own. Of many streams, what is measured is the time in which all of them run: from the
+first event of the last to the end of the first. ``--pin`` gives the server one processor and the core and the clients
+another. ``--model`` takes that model's tokenizer and template instead of bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from replay_core import FACTORY, ByteTokenizer
+from replay_core import FACTORY, PROCESSOR, ByteTokenizer
 from stream_load import StreamResult, read_streams
 from twofold.engine.client import AsyncEngineClient
 from twofold.engine.config import EngineConfig
@@ -35,6 +37,8 @@ PROMPT = (
     "The harbour was quiet before dawn; 17 boats lay along the wall, and their owners, wrapped in coats, "
     "talked about the weather, the price of fuel and the naïve young man who had bought the old lighthouse. "
 )
+# Seconds between two looks of the clients at their streams, which leaves more of a processor to the core.
+_REST = 0.05
 CHAT = "/v1/chat/completions"
 
 
@@ -50,8 +54,11 @@ def text_side(model: str | None) -> Any:
     return tokenizer
 
 
-def serve(port: int, pace: int, model: str | None, profile: bool) -> None:
-    """Entry of the server's process."""
+def serve(port: int, pace: int, model: str | None, profile: bool, processors: list[int] | None) -> None:
+    """Entry of the server's process; of two ``processors`` it keeps to the first and its core to the second."""
+    if processors is not None:
+        os.sched_setaffinity(0, processors[:1])
+        os.environ[PROCESSOR] = str(processors[1])
     client = {"core_factory": FACTORY, "tokenizer": text_side(model)}
     config = EngineConfig(model="replay", seed=pace)
     run = partial(run_server, config, ServerConfig(port=port), client_options=client)
@@ -73,16 +80,18 @@ def bodies(count: int, num_tokens: int) -> list[dict[str, object]]:
     return [{"model": "replay", "messages": messages, "max_tokens": num_tokens, "stream": True}] * count
 
 
-def load(port: int, count: int, num_tokens: int, queue: Any) -> None:
+def load(port: int, count: int, num_tokens: int, queue: Any, processors: list[int] | None) -> None:
     """Entry of the clients' process: ``count`` streams at once, or ``-count`` one after the other."""
+    if processors is not None:
+        os.sched_setaffinity(0, processors[1:])
     began = time.perf_counter()
     results: list[StreamResult] = []
 
-    def begun(events: int) -> None:
+    def mark(events: int) -> None:
         queue.put((events, time.perf_counter()))
 
     if count > 0:
-        results = read_streams(port, CHAT, bodies(count, num_tokens), b'"content":"', begun)
+        results = read_streams(port, CHAT, bodies(count, num_tokens), b'"content":"', mark, rest=_REST)
     for batch in [bodies(1, num_tokens)] * -count:
         results += read_streams(port, CHAT, batch, b'"content":"')
     queue.put((results, time.perf_counter() - began))
@@ -92,30 +101,35 @@ def measure_http(args: argparse.Namespace, pace: int, streams: int, num_tokens: 
     """Start a server, load it, and give its figures."""
     context = multiprocessing.get_context("spawn")
     port = free_port()
-    server = context.Process(target=serve, args=(port, pace, args.model, args.profile))
+    processors = sorted(os.sched_getaffinity(0))[:2] if args.pin else None
+    server = context.Process(target=serve, args=(port, pace, args.model, args.profile, processors))
     server.start()
     assert server.pid is not None
     wait_ready(port, server)
     queue = context.Queue()
     before = cpu_seconds(server.pid)
-    clients = context.Process(target=load, args=(port, streams, num_tokens, queue))
+    clients = context.Process(target=load, args=(port, streams, num_tokens, queue, processors))
     clients.start()
-    num_before, opened = 0, 0.0
     if streams > 0:
-        # Opening costs as well, but the question is what a token costs in a stream that runs.
-        num_before, opened = queue.get()
+        # Opening and ending cost as well, but the question is what a token costs in streams that run.
+        num_before, began = queue.get()
         opening, before = cpu_seconds(server.pid) - before, cpu_seconds(server.pid)
         print(f"    opening a stream: {opening / streams * 1e6:.0f} us of processor time with its first tokens")
-    results, seconds = queue.get()
-    used = cpu_seconds(server.pid) - before
-    if streams > 0:
-        seconds = time.perf_counter() - opened
+        num_after, ended = queue.get()
+        used, seconds, events = cpu_seconds(server.pid) - before, ended - began, num_after - num_before
+        results = queue.get()[0]
+        # The clients count events; of the tokens between the marks they saw the same share as of all.
+        share = sum(result.events for result in results) / (streams * num_tokens)
+        tokens = int(events / share)
+    else:
+        results, seconds = queue.get()
+        used, events = cpu_seconds(server.pid) - before, sum(result.events for result in results)
+        tokens = -streams * num_tokens
     server.terminate()
     server.join()
     clients.join()
     assert all(result.complete for result in results), "a stream ended early"
-    firsts, events = [result.first for result in results], sum(result.events for result in results)
-    return figures(firsts, seconds, used, abs(streams) * num_tokens - num_before, events - num_before)
+    return figures([result.first for result in results], seconds, used, tokens, events)
 
 
 def measure_bare(args: argparse.Namespace, pace: int, streams: int, num_tokens: int) -> dict[str, float]:
@@ -180,6 +194,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=50.0, help="tokens/s of each of them")
     parser.add_argument("--tokens", type=int, default=300, help="tokens of each of them")
     parser.add_argument("--only", choices=["first", "32", "many"], help="one of the three measurements")
+    parser.add_argument("--pin", action="store_true", help="one processor for the server, one for core and clients")
     parser.add_argument("--profile", action="store_true", help="print where the server's time goes")
     args = parser.parse_args()
     cases = {

@@ -21,11 +21,17 @@ class StreamResult:
 
 
 def read_streams(
-    port: int, path: str, bodies: list[dict[str, object]], marker: bytes, begun: Callable[[int], None] | None = None
+    port: int,
+    path: str,
+    bodies: list[dict[str, object]],
+    marker: bytes,
+    mark: Callable[[int], None] | None = None,
+    rest: float = 0.0,
 ) -> list[StreamResult]:
     """Send all bodies at once, a connection each, and read to the end; ``marker`` is in the first event with text.
 
-    ``begun`` is told the number of events so far when every stream has had its first.
+    ``mark`` is told the number of events so far when every stream has had its first, and when one has ended.
+    From the first mark on the reader rests ``rest`` seconds between two looks, so that it takes less of a processor.
     """
     num_waiting = len(bodies)
     poll = select.epoll()
@@ -40,10 +46,14 @@ def read_streams(
         connection.setblocking(False)
         poll.register(connection.fileno(), select.EPOLLIN)
     while open_streams:
+        if rest and num_waiting == 0:
+            time.sleep(rest)
         for descriptor, _ in poll.poll():
             connection, result, began = open_streams[descriptor]
             data = connection.recv(1 << 16)
             if not data:
+                if len(open_streams) == len(bodies) and mark is not None:
+                    mark(sum(item.events for item in results))
                 poll.unregister(descriptor)
                 del open_streams[descriptor]
                 connection.close()
@@ -51,8 +61,8 @@ def read_streams(
             if not result.first and marker in data:
                 result.first = time.perf_counter() - began
                 num_waiting -= 1
-                if num_waiting == 0 and begun is not None:
-                    begun(sum(item.events for item in results))
+                if num_waiting == 0 and mark is not None:
+                    mark(sum(item.events for item in results))
             result.events += data.count(b"data: {")
             result.size += len(data)
             result.complete = b"data: [DONE]" in data or result.complete

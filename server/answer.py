@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .body import read_json
-from .sse import EventStream
+from .sse import EventStream, EventWriter
 from .state import ServerState, state_of
 from .tracing import enter_trace
 
@@ -34,6 +34,10 @@ class Answer(Protocol):
     """A prepared answer; nothing has been sent to the engine before ``events`` or ``collect`` runs."""
 
     id: str
+
+    @property
+    def writer(self) -> EventWriter | None:
+        """Takes events past the generator, where the answer makes such."""
 
     def events(self) -> AsyncGenerator[bytes, None]: ...
     async def collect(self) -> Any: ...
@@ -73,7 +77,7 @@ async def send_answer(
     open_requests = state_of(request).open_requests
     headers = {"x-request-id": answer.id}
     if stream:
-        return stream_class(answer.events(), open_requests, headers)
+        return stream_class(answer.events(), open_requests, headers, answer.writer)
     return json_response(await open_requests.run(request.receive, answer.collect()), headers)
 
 

@@ -36,7 +36,7 @@ from .logprobs import TokenTexts, chat_entries, prompt_logprobs
 from .prompts import render_chat
 from .sampling import sampling_fields
 from .schema import Usage
-from .sse import TextEvent, event
+from .sse import EventWriter, TextEvent, event
 from .state import ServerState
 
 
@@ -100,6 +100,7 @@ class ChatAnswer:
         self._tokens = tokens
         self._hidden = hidden
         self._created = int(time.time())
+        self.writer = EventWriter()
         self._reading = reading
         self._usage: Any = None if body.include_usage else msgspec.UNSET
 
@@ -141,7 +142,12 @@ class ChatAnswer:
         begun: set[int] = set()
         texts: dict[int, TextEvent] = {}
         is_plain = self._reading.is_plain and not self._body.logprobs and not self._body.continuous_usage
-        async with aclosing(self._generation.deltas()) as deltas:
+
+        def direct(index: int, delta: SampleDelta) -> bool:
+            text = texts.get(index)
+            return text is not None and (not delta.text or self.writer.write(text(delta.text)))
+
+        async with aclosing(self._generation.deltas(direct)) as deltas:
             async for index, delta in deltas:
                 if is_plain and index in begun and delta.finish_reason is None:
                     if not delta.text:

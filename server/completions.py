@@ -27,7 +27,7 @@ from .generation import Generation
 from .logprobs import TokenTexts, completion_logprobs, finite, prompt_logprobs
 from .prompt_text import EchoedPrompt, echoed_prompt
 from .sampling import sampling_fields
-from .sse import TextEvent, event
+from .sse import EventWriter, TextEvent, event
 from .state import ServerState
 
 DEFAULT_MAX_TOKENS = 16
@@ -115,6 +115,7 @@ class CompletionAnswer:
         self._echoes = echoes
         self._num_samples = num_samples
         self._created = int(time.time())
+        self.writer = EventWriter()
         self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
         self._echoed: set[int] = set()
         self._with_output = body.max_tokens != 0
@@ -164,7 +165,14 @@ class CompletionAnswer:
         usage: Any = None if self._body.include_usage else msgspec.UNSET
         texts: dict[int, TextEvent] = {}
         is_plain = self._with_output and not self._echoes and not self._body.continuous_usage
-        async with aclosing(self._generation.deltas()) as deltas:
+
+        def direct(index: int, delta: SampleDelta) -> bool:
+            text = texts.get(index)
+            if text is None or delta.logprobs is not None:
+                return False
+            return not delta.text or self.writer.write(text(delta.text))
+
+        async with aclosing(self._generation.deltas(direct)) as deltas:
             async for index, delta in deltas:
                 if is_plain and delta.finish_reason is None and delta.logprobs is None:
                     if delta.text:

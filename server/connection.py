@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..errors import EngineBusyError
 from .errors import INVALID_REQUEST, ErrorReply, error_reply
+from .sse import CHUNK_WRITER
 
 # A parser without a limit of its own would take a head of any size.
 MAX_HEAD_BYTES = 64 << 10
@@ -116,6 +117,8 @@ class BoundedConnection(HttpToolsProtocol):
             super().on_headers_complete()
         finally:
             self.app = app
+        scope: dict[str, Any] = self.cycle.scope  # type: ignore[assignment]
+        scope[CHUNK_WRITER] = _chunk_writer(self.cycle, self.transport)
         self.cycle.transport = _CycleTransport(self.transport, self._close)  # type: ignore[assignment]
 
     def eof_received(self) -> None:
@@ -206,6 +209,22 @@ class _CycleTransport:
         self.write = transport.write
         self.is_closing = transport.is_closing
         self.close = close
+
+
+def _chunk_writer(cycle: RequestResponseCycle, transport: asyncio.Transport) -> Callable[[bytes], bool]:
+    """Writes a chunk of the cycle's body at once; does nothing and says False where that is not possible now.
+
+    A client that reads too slowly makes the transport pause the writing, so what waits for it stays bounded.
+    """
+    flow, write = cycle.flow, transport.write
+
+    def write_chunk(payload: bytes) -> bool:
+        if flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        write(b"%x\r\n%b\r\n" % (len(payload), payload))
+        return True
+
+    return write_chunk
 
 
 def _head_too_large() -> ErrorReply:

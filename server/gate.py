@@ -13,7 +13,7 @@ from .api_keys import ApiKey
 from .errors import INVALID_REQUEST, ErrorReply, error_reply
 from .open_requests import ClientGone
 from .owners import set_owner
-from .sse import DIRECT_SEND
+from .sse import CHUNK_WRITER, DIRECT_SEND
 from .state import ServerState
 
 # Probes and scrapers must get through when everything else is full.
@@ -65,6 +65,9 @@ class Gate:
             if status == _NOTHING_SENT:
                 await reply.response(scope["path"])(scope, receive, counting_send)
         finally:
+            # They refer to what holds the scope; without them nothing waits for the collector.
+            del scope[DIRECT_SEND]
+            scope.pop(CHUNK_WRITER, None)
             self._state.num_open -= bounded
             if key is not None:
                 key.release()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from ..engine.messages import EngineRequest
 from ..engine.outputs import SampleDelta
 from ..errors import EngineBusyError, RequestError, TwofoldError
 from .errors import GenerationError
-from .metrics import Metrics
+from .metrics import Metrics, RequestTimer
 from .schema import Usage, make_usage
 
 
@@ -51,26 +51,36 @@ class Generation:
             reasoning_tokens,
         )
 
-    def deltas(self) -> AsyncGenerator[tuple[int, SampleDelta], None]:
+    def deltas(
+        self, direct: Callable[[int, SampleDelta], bool] | None = None
+    ) -> AsyncGenerator[tuple[int, SampleDelta], None]:
         """(choice index, delta) until all choices have finished; closing it aborts what is unfinished.
 
-        GenerationError where the engine gave up a sample.
+        ``direct`` is asked first, where whoever iterates has nothing left to do; what it takes (True) does not come
+        out here. GenerationError where the engine gave up a sample.
         """
-        return self._follow(0) if len(self._requests) == 1 else self._merged()
+        return self._follow(0, direct) if len(self._requests) == 1 else self._merged()
 
-    async def _follow(self, prompt: int) -> AsyncGenerator[tuple[int, SampleDelta], None]:
+    async def _follow(
+        self, prompt: int, direct: Callable[[int, SampleDelta], bool] | None = None
+    ) -> AsyncGenerator[tuple[int, SampleDelta], None]:
         """One prompt's deltas, counted and measured."""
         request = self._requests[prompt]
-        base = prompt * self._num_samples
         stream = self._client.submit(request)
         timer = self._metrics.timer(request, self._arrival)
+        prompt_first = request.params.prompt_logprobs is not None
+        if direct is not None and not prompt_first:
+
+            def take(delta: SampleDelta) -> bool:
+                taken = direct(prompt * self._num_samples + delta.index, delta)
+                if taken:
+                    self._count(prompt, delta, timer)
+                return taken
+
+            stream.divert(take)
         try:
-            async for delta in _prompt_first(stream) if request.params.prompt_logprobs is not None else stream:
-                choice = base + delta.index
-                timer.observe(delta)
-                self._completion_tokens[choice] = delta.num_completion_tokens
-                if delta.num_cached_tokens > self._cached_tokens[prompt]:
-                    self._cached_tokens[prompt] = delta.num_cached_tokens
+            async for delta in _prompt_first(stream) if prompt_first else stream:
+                choice = self._count(prompt, delta, timer)
                 if delta.finish_reason in ("error", "abort"):
                     # What came with the failure is shown before it: a slow reader's deltas arrive joined.
                     if delta.token_ids:
@@ -80,6 +90,15 @@ class Generation:
         finally:
             stream.close()
             timer.close()
+
+    def _count(self, prompt: int, delta: SampleDelta, timer: RequestTimer) -> int:
+        """Take in the figures of one delta; its choice."""
+        choice = prompt * self._num_samples + delta.index
+        timer.observe(delta)
+        self._completion_tokens[choice] = delta.num_completion_tokens
+        if delta.num_cached_tokens > self._cached_tokens[prompt]:
+            self._cached_tokens[prompt] = delta.num_cached_tokens
+        return choice
 
     async def _merged(self) -> AsyncGenerator[tuple[int, SampleDelta], None]:
         queue: asyncio.Queue[tuple[int, SampleDelta] | BaseException | None] = asyncio.Queue()

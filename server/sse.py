@@ -16,6 +16,8 @@ from .open_requests import ClientGone, OpenRequests
 
 # In a request's scope: the way to the client past everything that only looks at the status line.
 DIRECT_SEND = "twofold.direct_send"
+# In a request's scope: ``write(payload) -> bool``, a chunk of the body written at once, False where it cannot be now.
+CHUNK_WRITER = "twofold.chunk_writer"
 DONE = b"data: [DONE]\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -42,6 +44,23 @@ class TextEvent:
         return self._before + msgspec.json.encode(text) + self._after
 
 
+def _closed(payload: bytes) -> bool:
+    return False
+
+
+class EventWriter:
+    """The short way of an event to its client, past all coroutines.
+
+    ``write(payload)`` is True where the event is on its way; False before the stream has begun, where the client reads
+    too slowly, and where the HTTP server has no such way: the event then goes through the stream's generator.
+    """
+
+    __slots__ = ("write",)
+
+    def __init__(self) -> None:
+        self.write: Callable[[bytes], bool] = _closed
+
+
 class EventStream(Response):
     """Sends ``events``, bytes ready for the wire, then ``[DONE]``.
 
@@ -52,7 +71,11 @@ class EventStream(Response):
     end = DONE
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], open_requests: OpenRequests, headers: dict[str, str]
+        self,
+        events: AsyncGenerator[bytes, None],
+        open_requests: OpenRequests,
+        headers: dict[str, str],
+        writer: EventWriter | None = None,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -60,12 +83,13 @@ class EventStream(Response):
         self._open_requests = open_requests
         self._event_headers = [*_HEADERS, *((name.encode(), value.encode()) for name, value in headers.items())]
         self._started = False
+        self._writer = EventWriter() if writer is None else writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Past the status line the layers between here and the gate have nothing to do any more.
         direct: Send = scope.get(DIRECT_SEND, send)
         try:
-            await self._open_requests.run(receive, self._send_events(send, direct))
+            await self._open_requests.run(receive, self._send_events(scope, send, direct))
         except ClientGone:
             return
         except Exception as error:
@@ -76,11 +100,12 @@ class EventStream(Response):
             await direct(_body(self.error_event(reply)))
         await direct({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_events(self, send: Send, direct: Send) -> None:
+    async def _send_events(self, scope: Scope, send: Send, direct: Send) -> None:
         async with aclosing(self._events) as events:
             async for payload in events:
                 if not self._started:
                     await self._start(send)
+                    self._writer.write = scope.get(CHUNK_WRITER, _closed)
                 await direct({"type": "http.response.body", "body": payload, "more_body": True})
         if not self._started:
             await self._start(send)

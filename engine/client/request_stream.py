@@ -23,6 +23,7 @@ class RequestStream:
         self._error: Exception | None = None
         self._closed = False
         self._reader: asyncio.Future[None] | None = None
+        self._consumer: Callable[[SampleDelta], bool] | None = None
         self._on_end = on_end
 
     @property
@@ -43,6 +44,14 @@ class RequestStream:
             raise self._error
         return self._waiting.pop(next(iter(self._waiting)))
 
+    def divert(self, consumer: Callable[[SampleDelta], bool]) -> None:
+        """Offer deltas to ``consumer`` as they come, without a turn of the loop; those it takes (True) are read.
+
+        Only while the reader has read all before and waits; last deltas are always the reader's. An error that
+        ``consumer`` raises is the reader's as well.
+        """
+        self._consumer = consumer
+
     async def aclose(self) -> None:
         """End the stream for its reader; aborts what is unfinished."""
         self.close()
@@ -54,6 +63,13 @@ class RequestStream:
 
     def put(self, delta: SampleDelta) -> None:
         """Add one delta; the producer's side."""
+        if self._consumer is not None and delta.finish_reason is None and self._is_read:
+            try:
+                if self._consumer(delta):
+                    return
+            except Exception as error:
+                self.fail(error)
+                return
         if delta.index in self._waiting:
             self._waiting[delta.index].extend(delta)
         else:
@@ -69,6 +85,10 @@ class RequestStream:
         if not self._closed:
             self._error = error
             self._end()
+
+    @property
+    def _is_read(self) -> bool:
+        return self._reader is not None and not self._reader.done()
 
     def _end(self) -> None:
         if not self._closed:

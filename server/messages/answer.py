@@ -13,6 +13,7 @@ import msgspec
 from ..chat import ChatAnswer, prepare_chat
 from ..chat_schema import ChatChunkChoice, ToolCallDelta
 from ..schema import Usage
+from ..sse import EventWriter
 from ..state import ServerState
 from .conversation import chat_request
 from .schema import (
@@ -42,6 +43,8 @@ async def prepare_message(state: ServerState, body: CountTokensRequest, arrival:
 
 class MessageAnswer:
     """Turns a chat answer into a message."""
+
+    writer: EventWriter | None = None
 
     def __init__(self, model: str, answer: ChatAnswer) -> None:
         self.id = f"msg_{uuid.uuid4().hex}"

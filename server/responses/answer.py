@@ -15,6 +15,7 @@ from ..chat import ChatAnswer
 from ..errors import error_reply
 from ..sampling import sampling_fields
 from ..schema import Usage
+from ..sse import EventWriter
 from ..state import ServerState
 from .conversation import chat_request, input_items
 from .event_log import EventLog
@@ -80,6 +81,8 @@ async def prepare_response(
 
 class ResponseAnswer:
     """Turns a chat answer into a response, which it stores at its end."""
+
+    writer: EventWriter | None = None
 
     def __init__(
         self,

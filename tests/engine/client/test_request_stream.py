@@ -103,3 +103,55 @@ def test_closing_ends_a_waiting_reader() -> None:
         assert ended == [stream]
 
     asyncio.run(check())
+
+
+def test_a_consumer_takes_deltas_in_their_order_and_never_the_last() -> None:
+    async def check() -> None:
+        stream, _ = make_stream()
+        seen: list[tuple[str, str]] = []
+        is_open = True
+
+        def consumer(item: SampleDelta) -> bool:
+            if is_open:
+                seen.append(("direct", item.text))
+            return is_open
+
+        async def read() -> None:
+            async for item in stream:
+                seen.append(("read", item.text))
+
+        stream.divert(consumer)
+        stream.put(delta("a"))
+        reader = asyncio.ensure_future(read())
+        await asyncio.sleep(0)
+        stream.put(delta("b"))
+        is_open = False
+        stream.put(delta("c"))
+        is_open = True
+        # The reader has not had its turn for "c", so that "d" must wait behind it.
+        stream.put(delta("d"))
+        await asyncio.sleep(0)
+        stream.put(delta("e"))
+        stream.put(delta("f", finish="stop"))
+        await reader
+        assert seen == [("read", "a"), ("direct", "b"), ("read", "cd"), ("direct", "e"), ("read", "f")]
+
+    asyncio.run(check())
+
+
+def test_an_error_of_the_consumer_is_the_readers() -> None:
+    async def check() -> None:
+        stream, ended = make_stream()
+
+        def consumer(item: SampleDelta) -> bool:
+            raise UnicodeEncodeError("utf-8", item.text, 0, 1, "no text")
+
+        stream.divert(consumer)
+        reader = asyncio.ensure_future(read_all(stream))
+        await asyncio.sleep(0)
+        stream.put(delta("a"))
+        with pytest.raises(UnicodeEncodeError):
+            await reader
+        assert ended == [stream]
+
+    asyncio.run(check())

@@ -1,7 +1,7 @@
-"""Reading tensors' data from safetensors files: whole, a few rows at a time through one small buffer, or as a mapping.
+"""Reading tensors' data from safetensors files: as mappings, from which they are packed without a copy, or read.
 
-What becomes another layout is read and not mapped: pages of a mapped file would stay in this process's memory beside
-the weights made of them.
+Pages of a mapped file count as this process's memory, so those of rows that were used are let go at once. Small tensors
+are read: a mapping would cost more. So is everything where a file system maps nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ from torch import Tensor
 from ...errors import CheckpointError
 from .safetensors_header import DTYPES, TensorEntry
 
-# Bytes that are read at once where a tensor is converted row by row: they are still in the cache then.
+# Bytes of rows that are handed out at once: read ones are still in the cache when they are converted.
 CHUNK_BYTES = 2 << 20
+MAPPED_CHUNK_BYTES = 4 << 20
+# Tensors from this size on are mapped.
+MAPPED_BYTES = 1 << 20
+# Runs of rows begin at a multiple of this, as the panels do that they become.
+ROW_MULTIPLE = 64
 # What the system is asked to fetch while a tensor is being converted; files hold a layer's tensors side by side.
 AHEAD_BYTES = 32 << 20
 
@@ -28,8 +33,12 @@ _kept_buffers: list[Tensor] = []
 
 
 def read_tensor(name: str, entry: TensorEntry) -> Tensor:
-    """A tensor's data in memory of its own; ``entry.dtype`` is one of ``DTYPES``."""
+    """A tensor's data in memory of its own, a large one's as pages of the file that become its own when it is written
+    to; ``entry.dtype`` is one of ``DTYPES``."""
     size = _checked_size(name, entry)
+    mapped = map_tensor(name, entry) if size >= MAPPED_BYTES else None
+    if mapped is not None:
+        return mapped
     data = torch.empty(size, dtype=torch.uint8)
     with _open_at(entry, entry.start) as stream:
         _fill(name, entry, stream, data)
@@ -38,25 +47,61 @@ def read_tensor(name: str, entry: TensorEntry) -> Tensor:
 
 def map_tensor(name: str, entry: TensorEntry) -> Tensor | None:
     """A view of the file, where the tensor lies as its dtype wants it; ``entry.dtype`` is one of ``DTYPES``."""
-    size, dtype = _checked_size(name, entry), DTYPES[entry.dtype]
-    if not size or entry.start % dtype.itemsize:
-        return None
-    first = entry.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-    with _open_at(entry, entry.start) as stream:
-        try:
-            area = mmap.mmap(stream.fileno(), entry.end - first, access=mmap.ACCESS_COPY, offset=first)
-        except (OSError, ValueError):  # a file system that maps nothing, or a file that was cut off meanwhile
-            return None
-    return torch.frombuffer(area, dtype=dtype, count=math.prod(entry.shape), offset=entry.start - first).view(
-        entry.shape
-    )
+    mapping = _map(name, entry)
+    return None if mapping is None else _view(*mapping, entry)
 
 
 def read_rows(name: str, entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
-    """(first row, rows) of a tensor of one or more dimensions; each is overwritten by the next."""
+    """(first row, rows) of a tensor of one or more dimensions, which are valid until the next."""
+    mapping = _map(name, entry) if entry.end - entry.start >= MAPPED_BYTES else None
+    yield from _buffered_rows(name, entry) if mapping is None else _mapped_rows(*mapping, entry)
+
+
+def _map(name: str, entry: TensorEntry) -> tuple[mmap.mmap, int] | None:
+    """A mapping and where the tensor begins in it. CheckpointError where the file has become shorter: its pages would
+    end the process."""
+    size, itemsize = _checked_size(name, entry), DTYPES[entry.dtype].itemsize
+    if not size or entry.start % itemsize:
+        return None
+    first = entry.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    with _open_at(entry, entry.start) as stream:
+        if os.fstat(stream.fileno()).st_size < entry.end:
+            raise _cut_off(name, entry)
+        try:
+            area = mmap.mmap(stream.fileno(), entry.end - first, access=mmap.ACCESS_COPY, offset=first)
+        except (OSError, ValueError):  # a file system that maps nothing
+            return None
+    return area, entry.start - first
+
+
+def _view(area: mmap.mmap, offset: int, entry: TensorEntry) -> Tensor:
+    flat = torch.frombuffer(area, dtype=DTYPES[entry.dtype], count=math.prod(entry.shape), offset=offset)
+    return flat.view(entry.shape)
+
+
+def _mapped_rows(area: mmap.mmap, offset: int, entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
+    tensor, num_rows = _view(area, offset, entry), entry.shape[0]
+    row_bytes = (entry.end - entry.start) // num_rows
+    step = _rows_at_once(MAPPED_CHUNK_BYTES, row_bytes)
+    done = 0
+    for first in range(0, num_rows, step):
+        yield first, tensor[first : first + step]
+        used = (offset + min(first + step, num_rows) * row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if hasattr(mmap, "MADV_DONTNEED") and used > done:
+            area.madvise(mmap.MADV_DONTNEED, done, used - done)
+            done = used
+
+
+def _rows_at_once(num_bytes: int, row_bytes: int) -> int:
+    step = max(1, num_bytes // max(row_bytes, 1))
+    return step // ROW_MULTIPLE * ROW_MULTIPLE or step
+
+
+def _buffered_rows(name: str, entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
+    """Rows that are read into one buffer, each overwritten by the next."""
     size, num_rows = _checked_size(name, entry), entry.shape[0]
     row_bytes = size // max(num_rows, 1)
-    step = max(1, CHUNK_BYTES // max(row_bytes, 1))
+    step = _rows_at_once(CHUNK_BYTES, row_bytes)
     with _buffer(min(step, num_rows) * row_bytes) as buffer, _open_at(entry, entry.start) as stream:
         for first in range(0, num_rows, step):
             count = min(step, num_rows - first)
@@ -103,5 +148,9 @@ def _fill(name: str, entry: TensorEntry, stream: io.FileIO, data: Tensor) -> Non
     while done < len(view):
         count = stream.readinto(view[done:])
         if not count:
-            raise CheckpointError(f"{entry.file} was cut off while tensor {name} was being read; fetch it again")
+            raise _cut_off(name, entry)
         done += count
+
+
+def _cut_off(name: str, entry: TensorEntry) -> CheckpointError:
+    return CheckpointError(f"{entry.file} was cut off while tensor {name} was being read; fetch it again")

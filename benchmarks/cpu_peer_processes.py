@@ -83,7 +83,7 @@ def _openvino(threads: int) -> list[Peer]:
         return []
     folders = sorted(path.parent for path in Path(models).glob("*/openvino_model.xml"))
     return [
-        _child(f"openvino:{path.name}", python, "openvino", str(path), threads, "openvino_genai") for path in folders
+        _child(f"openvino:{path.name}", python, "openvino", str(path), threads, "openvino-genai") for path in folders
     ]
 
 
@@ -96,7 +96,7 @@ def _transformers(model: str, threads: int) -> list[Peer]:
 
 
 def _child(name: str, python: str, kind: str, model: str, threads: int, module: str) -> Peer:
-    ask = f"import importlib.metadata as m; print(m.version({module!r}.replace('_', '-')))"
+    ask = f"import importlib.metadata as m; print(m.version({module!r}))"
     version = subprocess.run([python, "-c", ask], capture_output=True, text=True).stdout.strip()
     return Peer(
         name=name,

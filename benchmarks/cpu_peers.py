@@ -9,9 +9,10 @@ MODEL_DIR is a 16- or 32-bit checkpoint in Hugging Face layout, each FILE the sa
     OPENVINO_MODELS  a folder with one folder for each exported model; OPENVINO_PRECISION and OPENVINO_KV_CACHE (f32)
     TRANSFORMERS_PYTHON  a Python with transformers and torch (default: this one)
 
-Twofold serves every GGUF file, too, and MODEL_DIR in float32 and with its weights in 8 bits; +int8 is `--cpu-activations
-int8`. Twofold and llama.cpp stream over HTTP to a client on the same cores; the others run in a process without one.
-With --output, what FILE has of other peers and workloads stays: a table can be measured in pieces. --table prints it.
+Twofold serves every GGUF file, too, and MODEL_DIR in float32 and with its weights in 8 bits; +int8 is
+`--cpu-activations int8`. Twofold and llama.cpp stream over HTTP to a client on the same cores; the others run in a
+process without one. With --output, what FILE has of other peers and workloads stays: a table can be measured in pieces.
+--table prints it.
 Keep the machine otherwise idle.
 """
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -34,6 +36,7 @@ from workloads import NAMES, WorkloadMaker
 def main() -> None:
     """Measure what was asked for, keep it, print the table."""
     args = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a peer is stopped, too
     kept: dict[str, Any] = {"machine": {}, "peers": {}}
     if args.output and Path(args.output).exists():
         kept = json.loads(Path(args.output).read_text())

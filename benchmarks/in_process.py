@@ -1,4 +1,4 @@
-"""A library without an HTTP server, driven by cpu_peers.py: ``in_process.py KIND MODEL THREADS`` under that library's Python.
+"""A library without an HTTP server, driven by cpu_peers.py under its Python: ``in_process.py KIND MODEL THREADS``.
 
 Reads a workload as one JSON line from standard input and answers with one line of traces, until the input ends. Needs
 the standard library and the peer alone. Times are of the monotonic clock, which all processes of a machine share.

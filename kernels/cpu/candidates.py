@@ -24,10 +24,12 @@ from . import attention, elementwise, embedding, fused, linear, linear_int8, rou
 from .cache_sizes import KV_DTYPES
 from .library import unavailable
 from .panels import stored_bits
+from .words import offer_conversions
 
 
 def register_cpu_ops(registry: Registry, *, rounds_inputs: bool = False) -> None:
     """Register the compiled kernels. ``rounds_inputs``: also that of a weight whose checkpoint does not ask for it."""
+    offer_conversions()
     ops: dict[str, tuple[Callable[[DeviceSpec, Any], str | None], Callable[..., Any]]] = {
         "rms_norm": (_plain, elementwise.rms_norm),
         "add_rms_norm": (_plain, elementwise.add_rms_norm),

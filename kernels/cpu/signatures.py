@@ -16,6 +16,8 @@ SIGNATURES: dict[str, list[type]] = {
     "twofold_panel_width": [],
     "twofold_pack_rows": [_P, _I, _N, _N, _N, _N, _U, _P, _P, _P, _N, _P],
     "twofold_pack_bytes": [_P, _N, _N, _N, _N, _N, _P],
+    "twofold_interleaved_stream": [_P, _N, _N, _P],
+    "twofold_gather_codes": [_P, _N, _P, _N, _I, _P],
     "twofold_linear_dense": [_P, _N, _N, _N, _N, _P, _P, _P, _N],
     "twofold_linear_low_bit": [_P, _N, _N, _N, _N, _P, _P, _P, _P, _N, _N, _N, _I, _P, _P, _N],
     "twofold_linear_int8": [_P, _N, _N, _P, _P, _F, _P, _P, _P],
@@ -51,6 +53,8 @@ _NOT_RECORDED = (
     "twofold_get_pages",
     "twofold_give_back",
     "twofold_panel_width",
+    "twofold_interleaved_stream",
+    "twofold_gather_codes",
     "twofold_tape_run",
 )
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from ...errors import CheckpointError
 from ...log import get_logger
 from ..canonical import CanonicalWeight, PackedWeight
+from ..conversions import convert
 from ..packing import pack, unpack
 from ..scheme import Scheme, WeightOnly
 from .base import Format, TensorSource, is_packed
@@ -128,10 +129,13 @@ class _PackedReader:
 
     def _read_codes(self, perm: Tensor | None) -> Tensor:
         """qweight along K for every output feature: the canonical stream is the stored one, transposed."""
-        words = self.source.get(f"{self.module}.qweight").T
+        words = self.source.get(f"{self.module}.qweight")
         if perm is None:
-            return words
-        return pack(unpack(words, self.bits, self.columns)[:, perm.long()], self.bits)
+            return words.T
+        gathered = convert("gather_codes", words, perm, self.bits)
+        if gathered is not None:
+            return gathered.T
+        return pack(unpack(words.T, self.bits, self.columns)[:, perm.long()], self.bits)
 
     def _read_zeros(self) -> Tensor | None:
         """Zeros as uint8 [N, G]; None when all are the symmetric one, whatever the config calls the checkpoint."""

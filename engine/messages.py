@@ -56,7 +56,7 @@ class TokenOutput:
     ``length``, ``abort`` or ``error``; ``stop_token`` is the id that ended it. ``error_param`` names the request's
     field that an ``error`` is about, where the request was wrong. ``num_cached_tokens`` counts the prompt
     tokens that came from the prefix cache. ``embedding`` is the vector of a pooling request, float32 little-endian.
-    ``queue_seconds`` comes with ``finish_reason``: how long the sample waited before it was first computed.
+    ``queue_seconds`` comes with a sample's first output: how long it waited before it was first computed.
     """
 
     request_id: str

@@ -18,7 +18,7 @@ class SampleDelta:
     ``stop_token_ids`` that matched, None for end of text. ``finish_reason`` is None, ``stop``, ``length``, ``abort`` or
     ``error``; with ``error`` the message is in ``error``, and ``error_param`` names the request's field that is to
     blame. ``embedding`` is the vector of a pooling request, float32 little-endian. The ``num_`` counters are totals up
-    to this delta. ``queue_seconds``, which comes last, says how long the sample waited before it was first computed.
+    to this delta. ``queue_seconds``, which comes first, says how long the sample waited before it was first computed.
     """
 
     request_id: str
@@ -52,7 +52,6 @@ class SampleDelta:
         self.error = later.error
         self.error_param = later.error_param
         self.embedding = later.embedding or self.embedding
-        self.queue_seconds = later.queue_seconds
         self.num_completion_tokens = later.num_completion_tokens
         self.num_cached_tokens = later.num_cached_tokens
 

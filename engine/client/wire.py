@@ -102,6 +102,7 @@ def pack_outputs(outputs: list[TokenOutput], stats: EngineStats | None) -> Outpu
             or output.finish_reason is not None
             or output.logprobs is not None
             or output.prompt_logprobs is not None
+            or output.queue_seconds is not None
         ):
             others.append(output)
             continue

@@ -309,6 +309,7 @@ class EngineCore:
             return output
         if sample.num_output_tokens == 0:
             output.prompt_logprobs = sample.prompt_logprobs
+            output.queue_seconds = sample.queue_seconds
             if sample.index == 0:
                 self._counters.num_cached_tokens += sample.num_cached_tokens
         sample.tokens.append(token)
@@ -324,7 +325,6 @@ class EngineCore:
         elif len(sample.tokens) >= sample.max_num_tokens:
             output.finish_reason = "length"
         if output.finish_reason:
-            output.queue_seconds = sample.queue_seconds
             self._finish(sample)
         return output
 

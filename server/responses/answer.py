@@ -29,7 +29,7 @@ from .schema import (
     ResponseRequest,
     ResponseUsage,
 )
-from .store import ResponseStore
+from .store import UNFINISHED, ResponseStore
 from .truncation import fitting_chat
 
 # What the chat route calls it -> what it is called here.
@@ -155,16 +155,19 @@ class ResponseAnswer:
         await self._end_background()
 
     async def cancel(self) -> None:
-        """Store that a response in the background, whose work has been ended, was cancelled."""
-        self.response.output = self._builder.items
-        self.response.status = "cancelled"
-        await self._store.update(self.response)
+        """Store that a response in the background, whose work has been ended, was cancelled, unless it was complete."""
+        if self.response.status in UNFINISHED:
+            self.response.output = self._builder.items
+            self.response.status = "cancelled"
+        await self._end_background()
 
     async def _end_background(self) -> None:
         """Store the end before a client reads it."""
         if self.log is None:
             await self._store.update(self.response)
             return
+        # A cancelled attempt to store the end may have used up a number.
+        self._num_events = len(self.log.events)
         last = self._event(self.response.status, response=self.response)
         await self._store.save_events(self.id, [*self.log.events, last])
         await self._store.update(self.response)

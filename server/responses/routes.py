@@ -18,7 +18,7 @@ from ..state import ServerState, state_of
 from .answer import ResponseAnswer, prepare_response
 from .event_log import replay
 from .schema import ItemList, ResponseRequest, check_include
-from .store import UNFINISHED, ResponseStore
+from .store import ResponseStore
 
 _MAX_PAGE = 100
 
@@ -43,14 +43,16 @@ class Responses:
         task = asyncio.ensure_future(self._run(answer))
         self.running[answer.id] = task, answer
 
-    async def cancel(self, response_id: str) -> ResponseAnswer | None:
-        """End a response at work and store it as cancelled; None where it is not at work (any more)."""
+    async def cancel(self, response_id: str) -> None:
+        """End a response at work and store it as cancelled; nothing where it is not at work (any more)."""
         task, answer = self.running.get(response_id, (None, None))
         if task is None or answer is None:
-            return None
+            return
         task.cancel()
         await asyncio.wait((task,))
-        return answer if answer.response.status in UNFINISHED else None
+        if response_id in self.running:
+            await answer.cancel()
+            self._forget(answer)
 
     async def _run(self, answer: ResponseAnswer) -> None:
         self._state.num_open += 1
@@ -59,10 +61,14 @@ class Responses:
         except Exception as error:
             await answer.give_up(error)
         finally:
-            if answer.log is not None:
-                answer.log.close()
             self._state.num_open -= 1
-            del self.running[answer.id]
+        # Not where `cancel` has ended the task: there is a last event to come.
+        self._forget(answer)
+
+    def _forget(self, answer: ResponseAnswer) -> None:
+        if answer.log is not None:
+            answer.log.close()
+        self.running.pop(answer.id, None)
 
 
 async def create_response(request: Request) -> HttpResponse:
@@ -112,7 +118,7 @@ async def _events(responses: Responses, response_id: str, after: int) -> AsyncGe
     if stored is None:
         raise RequestError(
             f"{response_id!r} has no events to stream: they are kept for responses that were made with background and "
-            "stream true and have ended by themselves; leave stream out",
+            "stream true; leave stream out",
             param="stream",
         )
     return replay(stored, after)
@@ -136,9 +142,7 @@ async def cancel_response(request: Request) -> HttpResponse:
         raise RequestError(
             f"{response_id!r} was not made with background true; only such responses are cancelled", param="response_id"
         )
-    answer = await responses.cancel(response_id)
-    if answer is not None:
-        await answer.cancel()
+    await responses.cancel(response_id)
     return json_response((await responses.store.get(owner, response_id)).response)
 
 

@@ -71,6 +71,25 @@ def test_attributes(traced: RunningServer, spans: Any) -> None:
     assert "ab" not in str(dict(found)).replace(found["gen_ai.request.id"], ""), "no text in spans"
 
 
+@pytest.mark.parametrize("fields", [{}, {"stop": "c"}, {"stop": "a"}, {"max_tokens": 1}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_time_in_the_queue(chain: RunningServer, stream: bool, fields: dict[str, Any]) -> None:
+    """However the answer ends: a stop string ends it in the server, before the core has a last word."""
+    exporter = InMemorySpanExporter()
+    chain.state.tracing = Tracing("", exporter)
+    try:
+        body = {"model": chain.model, "prompt": "e", "stream": stream, **fields}
+        assert chain.post("/v1/completions", body).status_code == 200
+        chain.wait_idle()
+        chain.state.tracing._provider.force_flush()
+    finally:
+        chain.state.tracing.close()
+        chain.state.tracing = None
+    (span,) = exporter.get_finished_spans()
+    found = span.attributes
+    assert found is not None and 0 <= found["gen_ai.latency.time_in_queue"] <= found["gen_ai.latency.e2e"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_callers_trace(traced: RunningServer, spans: Any, stream: bool) -> None:
     body = {"model": traced.model, "messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "stream": stream}

@@ -29,6 +29,9 @@ from twofold.server.state import ServerState
 
 SUPPORT = Path(__file__).parent
 
+# The first start after a change compiles the C kernels, which takes minutes on a machine that is busy.
+_START_SECONDS = 600
+
 
 class RunningServer:
     """A server in a thread. ``state`` and ``client`` belong to that thread's event loop: look, do not call."""
@@ -108,7 +111,7 @@ def running_server(
     thread.start()
 
     def call(coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(120)
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(_START_SECONDS)
 
     async def start() -> tuple[AsyncEngineClient, Starlette, Any, Any, int]:
         engine_client = await AsyncEngineClient.start(engine_config, **(client or {}))

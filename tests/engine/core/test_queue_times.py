@@ -1,4 +1,4 @@
-"""How long samples waited, told with their last output."""
+"""How long samples waited, told with their first output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twofold.engine.sampling_params import SamplingParams
 
 
 def test_the_time_until_the_first_step() -> None:
-    """With one row the second request begins where the first has ended, and the last output of each says when."""
+    """With one row the second request begins where the first has ended, and the first output of each says when."""
     core = make_core(max_num_seqs=1)
     began = time.monotonic()
     core.add_request(make_request("a", [5, 6], max_tokens=3))
@@ -21,9 +21,11 @@ def test_the_time_until_the_first_step() -> None:
     while core.has_work():
         outputs += core.step()
     waited = time.monotonic() - began
-    last = {output.request_id: output for output in outputs if output.finish_reason}
-    assert all(output.queue_seconds is None for output in outputs if output.finish_reason is None)
-    first, second = last["a"].queue_seconds, last["b"].queue_seconds
+    told: dict[str, list[float | None]] = {"a": [], "b": []}
+    for output in outputs:
+        told[output.request_id].append(output.queue_seconds)
+    assert told["a"][1:] == told["b"][1:] == [None, None]
+    first, second = told["a"][0], told["b"][0]
     assert first is not None and second is not None and 0.02 <= first < second <= waited
 
 

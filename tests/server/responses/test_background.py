@@ -61,19 +61,35 @@ def test_a_client_comes_back(slow: RunningServer, wait: bool) -> None:
     assert not list(slow.openai.responses.retrieve(response_id, stream=True, starting_after=10**6))
 
 
-def test_cancelled_and_deleted(slow: RunningServer) -> None:
-    for end in ("cancel", "delete"):
-        with begin(slow, max_output_tokens=4000) as stream:
-            response_id = next(iter(stream)).response.id
-            if end == "cancel":
-                assert slow.openai.responses.cancel(response_id).status == "cancelled"
-                with pytest.raises(openai.BadRequestError, match="events"):
-                    slow.openai.responses.retrieve(response_id, stream=True)
-            else:
-                slow.openai.responses.delete(response_id)
-                with pytest.raises(openai.NotFoundError):
-                    slow.openai.responses.retrieve(response_id, stream=True)
-            assert not [event for event in stream if event.type == "response.completed"], "its stream ends"
+def test_cancelled(slow: RunningServer) -> None:
+    """The stream says so in its last event, with the text so far, and keeps its events."""
+    seen: list[Any] = []
+    with begin(slow, max_output_tokens=4000) as stream:
+        for event in stream:
+            seen.append(event)
+            if len(seen) > 1 and len(text_of(seen)) == 2 and text_of(seen[:-1]) != text_of(seen):
+                assert slow.openai.responses.cancel(seen[0].response.id).status == "cancelled"
+    # The client has no class for this event, and leaves its response as it came.
+    last: Any = seen[-1].to_dict()
+    assert last["type"] == "response.cancelled" and last["response"]["status"] == "cancelled"
+    shown = last["response"]["output"][0]["content"][0]["text"]
+    assert shown == text_of(seen) and len(shown) >= 2
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    stored = slow.openai.responses.retrieve(seen[0].response.id)
+    assert stored.status == "cancelled" and stored.output_text == text_of(seen)
+    again = list(slow.openai.responses.retrieve(stored.id, stream=True))
+    assert [event.to_dict() for event in again] == [event.to_dict() for event in seen]
+    assert slow.openai.responses.cancel(stored.id).status == "cancelled", "once more changes nothing"
+    slow.wait_idle()
+
+
+def test_deleted(slow: RunningServer) -> None:
+    with begin(slow, max_output_tokens=4000) as stream:
+        response_id = next(iter(stream)).response.id
+        slow.openai.responses.delete(response_id)
+        with pytest.raises(openai.NotFoundError):
+            slow.openai.responses.retrieve(response_id, stream=True)
+        assert not [event for event in stream if event.type == "response.completed"], "its stream ends"
     slow.wait_idle()
 
 

@@ -19,12 +19,13 @@ RUN_STAMP    := $(VENV)/.installed
 DEV_STAMP    := $(VENV)/.installed-dev
 INTEROP      := $(abspath $(VENV))/interop
 
-.PHONY: help demo install test test-slow interop lint format check-kernels kernel-tables wheel clean
+.PHONY: help demo install test test-slow bench-cpu interop lint format check-kernels kernel-tables wheel clean
 
 help:
 	@echo "make demo       serve a small 4-bit model on http://127.0.0.1:$(PORT)"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run every test that needs no GPU, the long ones too"
+	@echo "make bench-cpu  Twofold beside the other engines that are installed (BENCH takes options, --help lists them)"
 	@echo "make interop    read quantized results with the tools that own their formats"
 	@echo "make lint       ruff and mypy"
 	@echo "make check-kernels  compile the Triton kernels for ten GPU architectures and check each"
@@ -45,6 +46,10 @@ test: $(DEV_STAMP)
 
 test-slow: $(DEV_STAMP)
 	$(BIN)/pytest -m "not gpu"
+
+# LLAMA_SERVER, OPENVINO_PYTHON and so on say where peers are; BENCH takes options and a model.
+bench-cpu: $(DEV_STAMP)
+	$(BIN)/python benchmarks/cpu_peers.py $(BENCH)
 
 # Do the tools that own the formats read what we write? They lie in a folder of their own, away from the environment.
 interop: $(DEV_STAMP)

@@ -1,15 +1,16 @@
 """Twofold beside other engines on a CPU: workloads W1 to W4, the same token ids, cores and threads, one peer at a time.
 
-    python benchmarks/cpu_peers.py MODEL_DIR [--gguf FILE ...] [--peers a,b] [--workloads w1,w3c32] [--output FILE]
+    python benchmarks/cpu_peers.py [MODEL] [--gguf FILE ...] [--peers a,b] [--workloads w1,w3c32] [--output FILE]
 
-MODEL_DIR is a 16- or 32-bit checkpoint in Hugging Face layout, each FILE the same model in GGUF. Peers are found by
+MODEL is a folder of a 16- or 32-bit checkpoint in Hugging Face layout, each FILE the same model in GGUF; or a model
+of the catalogue in GGUF, which is fetched and written as a float32 folder, too. Peers are found by
 
     LLAMA_SERVER     llama.cpp's llama-server (default: the one on PATH); serves every GGUF file; LLAMA_VERSION names it
     OPENVINO_PYTHON  a Python with openvino-genai, and
     OPENVINO_MODELS  a folder with one folder for each exported model; OPENVINO_PRECISION and OPENVINO_KV_CACHE (f32)
     TRANSFORMERS_PYTHON  a Python with transformers and torch (default: this one)
 
-Twofold serves every GGUF file, too, and MODEL_DIR in float32 and with its weights in 8 bits; +int8 is
+Twofold serves every GGUF file, too, and the folder in float32 and with its weights in 8 bits; +int8 is
 `--cpu-activations int8`. Twofold and llama.cpp stream over HTTP to a client on the same cores; the others run in a
 process without one. With --output, what FILE has of other peers and workloads stays: a table can be measured in pieces.
 --table prints it.
@@ -30,7 +31,10 @@ from typing import Any
 from cpu_peer_processes import Peer, Running, find_peers
 from cpu_peer_table import describe, table
 from machine_speed import machine_speed
+from peers import convert_gguf
 from workloads import NAMES, WorkloadMaker
+
+_MODEL = "smollm2-135m-instruct"
 
 
 def main() -> None:
@@ -41,6 +45,8 @@ def main() -> None:
     if args.output and Path(args.output).exists():
         kept = json.loads(Path(args.output).read_text())
     if not args.table:
+        if not Path(args.model).is_dir():
+            args.model, args.gguf = from_catalogue(args.model, args.gguf)
         measure_all(args, kept)
     print(table(kept))
 
@@ -48,7 +54,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", metavar="MODEL_DIR", help="folder in Hugging Face layout")
+    parser.add_argument("model", nargs="?", default=_MODEL, help=f"folder, or a name (default: {_MODEL})")
     parser.add_argument(
         "--gguf", nargs="*", default=[], metavar="FILE", help="the same model in GGUF; rows bear its name"
     )
@@ -66,6 +72,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--log", default=os.devnull, metavar="FILE", help="what the peers print")
     parser.add_argument("--list", action="store_true", help="print the rows that can be measured, and stop")
     return parser.parse_args()
+
+
+def from_catalogue(name: str, gguf: list[str]) -> tuple[str, list[str]]:
+    """A float32 folder and the GGUF files of a model in the catalogue; both lie in the cache afterwards."""
+    from twofold.engine.sources import pull
+    from twofold.env import cache_dir
+
+    file = Path(pull(name).path)
+    folder = cache_dir() / "benchmarks" / name
+    convert_gguf(file, folder)
+    return str(folder), [str(file), *gguf]
 
 
 def measure_all(args: argparse.Namespace, kept: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ from ..layers.moe import ExpertLinear
 from .checkpoint import Checkpoint
 from .expert_stack import one_scheme
 from .leftovers import check_unexpected
+from .linear_stack import kept_dtype
 from .loader import Loader, layer_class
 
 _FLOATS = {2: torch.float16, 4: torch.float32}
@@ -62,7 +63,9 @@ class HeaderLoader(Loader):
         biased = {module: rows for module, rows in out_features.items() if self._has_bias(module, required=bias)}
         parts, names = merge_stored(stored), list(out_features)
         classes = [layer_class(names)] if len(parts) == 1 else [layer_class([name]) for name in names]
-        for layer, part in zip(classes, parts, strict=True):
+        modules = [names] if len(parts) == 1 else [[name] for name in names]
+        for layer, merged, members in zip(classes, parts, modules, strict=True):
+            part = self._as_kept(merged, members)
             self.weight_bytes += part.nbytes
             self._record(layer, self._problem(part), part.nbytes)
         if biased:
@@ -130,6 +133,15 @@ class HeaderLoader(Loader):
         self.weight_bytes += stored.nbytes
         self.memory_bytes += stored.nbytes
         return _hollow(stored)
+
+    def _as_kept(self, part: StoredLinear, modules: list[str]) -> StoredLinear:
+        """A plain matrix in the dtype that its kernel keeps it in."""
+        if not isinstance(part.scheme, Dense):
+            return part
+        weights = [f"{stored_module(self.checkpoint, module)}.weight" for module in modules]
+        candidate = self.kernels.select_candidate("linear", self._problem(part))
+        dtypes = {self.checkpoint.dtype(name) for name in weights}
+        return replace(part, scale_bytes=kept_dtype(candidate, dtypes, self.dtype).itemsize)
 
     def _problem(self, part: StoredLinear) -> LinearProblem:
         rows, columns = part.shape

@@ -31,6 +31,7 @@ class LinearStack:
         self._candidate: Candidate | None = None
         self._assembly: Assembly | None = None
         self._matrix: Tensor | None = None
+        self._dense_dtypes: set[torch.dtype] = set()
 
     def put(self, part: CanonicalWeight) -> bool:
         """The next rows, copied at once; False when they cannot share a matrix with those before them."""
@@ -43,6 +44,8 @@ class LinearStack:
             if self._candidate.assemble is not None:
                 self._assembly = self._candidate.assemble(self._problem(outline))
         self._outline = whole
+        if isinstance(part, DenseWeight):
+            self._dense_dtypes.add(part.weight.dtype)
         if self._assembly is not None:
             self._assembly.put(self._next_row, part)
         else:
@@ -55,7 +58,9 @@ class LinearStack:
         outline = self._outline
         assert outline is not None, "a matrix has parts"
         if self._assembly is not None:
-            return outline, self._assembly.finish()
+            return outline_of(
+                outline, kept_dtype(self._candidate, self._dense_dtypes, self._dtype)
+            ), self._assembly.finish()
         assert self._matrix is not None, "a matrix has parts"
         weight = to_device(_with_big(outline, self._matrix), self._device)
         candidate = self._select(outline)
@@ -86,6 +91,14 @@ class LinearStack:
     def _problem(self, outline: CanonicalWeight) -> LinearProblem:
         columns = outline.shape[1]
         return LinearProblem(scheme=outline.scheme, in_features=columns, out_features=self._num_rows, dtype=self._dtype)
+
+
+def kept_dtype(candidate: Candidate | None, stored: set[torch.dtype], dtype: torch.dtype) -> torch.dtype:
+    """What a plain matrix whose parts are ``stored`` so stays in: their own 16-bit floats with a kernel that takes
+    parts as they are, else ``dtype``."""
+    takes_parts = candidate is not None and candidate.assemble is not None
+    alike = next(iter(stored)) if len(stored) == 1 else dtype
+    return alike if takes_parts and alike in (torch.bfloat16, torch.float16) else dtype
 
 
 def outline_of(weight: CanonicalWeight, dtype: torch.dtype) -> CanonicalWeight:

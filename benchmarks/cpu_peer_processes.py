@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -154,8 +155,10 @@ class Running:
         if self._peer.http:
             return self._over_http(workload)
         assert self._process.stdin and self._process.stdout
-        print(json.dumps(asdict(workload)), file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
+        answer = ""
+        with suppress(BrokenPipeError):
+            print(json.dumps(asdict(workload)), file=self._process.stdin, flush=True)
+            answer = self._process.stdout.readline()
         if not answer:
             raise SystemExit(f"{self._peer.name} ended; look at its log with --log FILE")
         return [Trace(**trace) for trace in json.loads(answer)]

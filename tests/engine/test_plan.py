@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_specs import gpu_spec
+from held_tensors import held_bytes
 from real_checkpoints import CHECKPOINTS
 from smollm2 import smollm2_files
 from twofold.engine.config import KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
@@ -88,6 +89,27 @@ def test_checkpoints_of_other_tools(name: str) -> None:
     check_against_loading(files)
     rows = [(row.quantization, row.kv_cache_dtype) for row in plan_of(files).plans]
     assert rows == [(AS_STORED, kind) for kind in KV_CACHE_DTYPES]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "autoawq-gemm-g128-qwen2",
+        "autofp8-static-llama-tied",
+        "autogptq-w4-g32-actorder-asym-llama-tied",
+        "llmcompressor-int8-w8a8-rtn-llama-tied",
+        "llmcompressor-kvonly-llama-tied",  # plain bfloat16
+        "llmcompressor-nvfp4-mistral",
+    ],
+)
+def test_planned_memory_is_what_the_tensors_take(name: str) -> None:
+    """Judged by the tensors that the model really holds; the rest are tables of rotary embeddings."""
+    if not (CHECKPOINTS / name).is_dir():
+        pytest.skip("the shared checkpoints are not here")
+    files, platform = resolve_model(str(CHECKPOINTS / name)), select_platform("cpu")
+    model = load_model(files, EngineConfig(model=files.name, device="cpu"), platform, KernelSet(platform.spec))
+    planned = row_of(plan_of(files)).memory_bytes
+    assert planned == pytest.approx(held_bytes(model), rel=0.05)
 
 
 def test_smollm2() -> None:

@@ -20,6 +20,7 @@ from twofold.engine.config import EngineConfig
 from twofold.engine.models import load_model
 from twofold.engine.sources import resolve_model
 from twofold.engine.weights.safetensors_dir import SafetensorsCheckpoint
+from twofold.engine.weights.safetensors_read import MAPPED_BYTES, MAPPED_CHUNK_BYTES
 from twofold.errors import CheckpointError
 from twofold.kernels.kernel_set import KernelSet
 from twofold.platforms import select_platform
@@ -128,3 +129,33 @@ def test_a_file_cut_off_after_it_was_opened(tmp_path: Path) -> None:
         stream.truncate(1000)
     with pytest.raises(CheckpointError, match="cut off while tensor w"):
         checkpoint.get("w")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_large_tensors_come_from_the_mapped_file(tmp_path: Path, dtype: torch.dtype) -> None:
+    """In runs of rows and as a whole, at any place of the file; nothing that is done to them reaches it."""
+    generator = torch.Generator().manual_seed(5)
+    size = 2 * MAPPED_CHUNK_BYTES // dtype.itemsize
+    tensors = {
+        "before": torch.ones(3, dtype=torch.int8),
+        "flat": torch.randint(-99, 99, (size // 700, 700), generator=generator).to(dtype),
+        "long": torch.randint(-99, 99, (3, size // 3), generator=generator).to(dtype),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    for name, expected in tensors.items():
+        assert torch.equal(checkpoint.get(name), expected)
+        found = [(first, rows.clone()) for first, rows in checkpoint.rows(name)]
+        assert torch.equal(torch.cat([rows for _, rows in found]), expected)
+        assert [first for first, _ in found] == [sum(len(rows) for _, rows in found[:i]) for i in range(len(found))]
+        checkpoint.get(name).zero_()
+        assert torch.equal(checkpoint.get(name), expected)
+
+
+def test_a_large_file_cut_off_after_it_was_opened(tmp_path: Path) -> None:
+    save_file({"w": torch.zeros(MAPPED_BYTES)}, tmp_path / "model.safetensors")
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    os.truncate(tmp_path / "model.safetensors", MAPPED_BYTES)
+    for read in (checkpoint.get, lambda name: list(checkpoint.rows(name))):
+        with pytest.raises(CheckpointError, match="cut off while tensor w"):
+            read("w")

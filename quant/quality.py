@@ -23,8 +23,8 @@ from .report import QuantizeReport, size_in_words
 log = get_logger(__name__)
 
 Progress = Callable[[int, int], None]
-# A few windows: they rank methods, and take seconds where a whole text would take minutes.
-DEFAULT_TEXT = EvaluationSpec(num_windows=4)
+# A few short windows from all over the text: they rank methods, and take less than rounding to nearest does.
+DEFAULT_TEXT = EvaluationSpec(num_windows=4, length=256)
 # What evaluating takes beside the weights: logits of a window, caches.
 SPARE_BYTES = 1 << 30
 

@@ -33,7 +33,7 @@ def write_quality_card(quality: Quality) -> list[Path]:
     files = resolve_model(report.model)
     figures, plot = report.output / FIGURES, report.output / PLOT
     figures.write_text(json.dumps(quality.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    has_plot = save_plot(layer_errors(report), plot)
+    has_plot = save_plot(layer_errors(report), plot, _title(quality))
     card = report.output / (SECOND_CARD if (report.output / CARD).exists() else CARD)
     card.write_text(card_text(quality, files, has_plot), encoding="utf-8")
     return [card, figures, plot] if has_plot else [card, figures]
@@ -51,7 +51,6 @@ def card_text(quality: Quality, files: ModelFiles, has_plot: bool) -> str:
         quantized_by="twofold",
         tags=["twofold", "quantized", report.spec.method, report.format],
     )
-    title = f"# {base.rpartition('/')[2]}, {report.spec.description}"
     made = (
         f"Made from `{base}` by Twofold {__version__} (`twofold quantize`), and "
         f"stored in the format `{report.format}`. Serve it with `twofold serve`, or load it with any tool that reads "
@@ -60,7 +59,7 @@ def card_text(quality: Quality, files: ModelFiles, has_plot: bool) -> str:
     picture = [f"![Error of the weights by decoder layer]({PLOT})"] if has_plot else []
     parts = [
         f"---\n{data.to_yaml()}\n---",
-        title,
+        f"# {_title(quality)}",
         made,
         "## Quality",
         _quality_table(quality),
@@ -73,6 +72,10 @@ def card_text(quality: Quality, files: ModelFiles, has_plot: bool) -> str:
         _layer_table(report),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _title(quality: Quality) -> str:
+    return f"{quality.base_model.rpartition('/')[2]}, {quality.report.spec.description}"
 
 
 def layer_errors(report: QuantizeReport) -> dict[int, list[ModuleError]]:

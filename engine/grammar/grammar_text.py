@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import UnsupportedError
 from ..structured_output import StructuredOutput
+from .schema_rewrite import rewritten
 from .structural_tags import tag_grammar
 
 # A run of white space between JSON's tokens is bounded, so that a model cannot fill its output with it.
@@ -72,7 +73,9 @@ def grammar_text(structured: StructuredOutput, special_tokens: Mapping[str, int]
 
 def with_options(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A schema under our options; any of its own are dropped, for they could make the grammar laxer than the schema."""
-    return {**schema, "x-guidance": JSON_OPTIONS}
+    made = rewritten(schema)
+    # A schema that nothing fulfils is a boolean, which takes no options; llguidance refuses this one as it does that.
+    return {**(made if isinstance(made, Mapping) else {"allOf": [made]}), "x-guidance": JSON_OPTIONS}
 
 
 def quoted(text: str) -> str:

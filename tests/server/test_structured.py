@@ -99,6 +99,14 @@ def test_scripted_model_is_bent(chain: RunningServer) -> None:
     assert free["choices"][0]["text"] == "abcd"
 
 
+# A small schema with 10 ** 8 combinations.
+COSTLY = {
+    "allOf": [
+        {"anyOf": [{"properties": {f"k{i}": {"const": j}}, "required": [f"k{i}"]} for j in range(10)]} for i in range(8)
+    ]
+}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -123,6 +131,7 @@ def test_scripted_model_is_bent(chain: RunningServer) -> None:
         ({"grammar": "start: undefined_rule"}, "grammar"),
         ({"json_schema": "{"}, "json_schema"),
         ({"regex": 5}, "regex"),
+        ({"json_schema": json.dumps(COSTLY)}, "json_schema"),
     ],
 )
 def test_b073_refusals(tiny: RunningServer, fields: dict, param: str) -> None:

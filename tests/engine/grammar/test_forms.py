@@ -120,7 +120,9 @@ def test_structural_tags(acceptor: Acceptor) -> None:
         ({"type": "string", "pattern": r"(a)\1"}, "backreferences"),
         ({"$ref": "http://example.com/schema"}, "example.com"),
         ({"type": "strin"}, "strin"),
-        (False, "not"),
+        (False, "false"),
+        ({"not": {}}, "false"),
+        ({"not": {"pattern": "x"}}, "not"),
     ],
 )
 def test_b073_what_cannot_be_enforced_is_refused(schema: dict | bool, word: str) -> None:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +44,16 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if num_bytes:
         library().twofold_get_pages(area.data_ptr(), num_bytes)
     return area[:num_bytes].view(dtype).view(shape)
+
+
+def scratch(num_bytes: int) -> Tensor:
+    """uint8 memory for what is soon done with, uninitialized.
+
+    While a reservation is open, it is taken again as soon as no tensor of it is left: new pages would be cleared.
+    """
+    with _lock:
+        area = np.empty(num_bytes, np.uint8) if _reservation is None else _reservation.scratch(num_bytes)
+    return torch.from_numpy(area) if num_bytes else torch.empty(0, dtype=torch.uint8)
 
 
 @contextmanager
@@ -76,6 +88,13 @@ class _Reservation:
         arguments = (self._area.data_ptr(), len(self._area), _AHEAD, ctypes.addressof(self._taken))
         self._thread = threading.Thread(target=library().twofold_touch_ahead, args=arguments, name="weight-pages")
         self._thread.start()
+        self._scratch = np.empty(0, np.uint8)
+
+    def scratch(self, num_bytes: int) -> np.ndarray:
+        # The attribute and the call's argument: no array or tensor that shares this memory is left.
+        if sys.getrefcount(self._scratch) > 2 or len(self._scratch) < num_bytes:
+            self._scratch = np.empty(num_bytes, np.uint8)
+        return self._scratch[:num_bytes]
 
     def take(self, num_bytes: int) -> Tensor | None:
         first = self._taken.value

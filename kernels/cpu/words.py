@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...quant.conversions import offer
 from ...quant.packing import num_words
+from . import weight_memory
 from .library import functions, unavailable
 
 
@@ -22,7 +23,7 @@ def stream_of_interleaved(words: Tensor) -> Tensor | None:
         return None
     words = words.contiguous()
     rows, columns = words.shape
-    stream = torch.empty((rows // 8, columns * 8), dtype=torch.int32)
+    stream = _words(rows // 8, columns * 8)
     functions.twofold_interleaved_stream(words.data_ptr(), rows, columns, stream.data_ptr())
     return stream
 
@@ -32,8 +33,13 @@ def gather_codes(words: Tensor, order: Tensor, bits: int) -> Tensor | None:
     if words.device.type != "cpu" or bits not in (2, 4, 8) or unavailable() is not None:
         return None
     words, order = words.contiguous(), order.to(torch.int32).contiguous()
-    result = torch.empty((num_words(len(order), bits), words.shape[1]), dtype=torch.int32)
+    result = _words(num_words(len(order), bits), words.shape[1])
     functions.twofold_gather_codes(
         words.data_ptr(), words.shape[1], order.data_ptr(), len(order), bits, result.data_ptr()
     )
     return result
+
+
+def _words(rows: int, columns: int) -> Tensor:
+    """int32 [rows, columns], used up as soon as it is packed."""
+    return weight_memory.scratch(4 * rows * columns).view(torch.int32).view(rows, columns)

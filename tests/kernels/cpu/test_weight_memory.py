@@ -63,3 +63,20 @@ def test_the_thread_of_a_reservation_ends_with_it(monkeypatch):
         weight_memory.empty((1 << 20,), torch.uint8)
         raise KeyError
     assert not [thread for thread in threading.enumerate() if thread.name == "weight-pages"]
+
+
+def test_scratch_is_taken_again_when_no_tensor_of_it_is_left() -> None:
+    with weight_memory.reserve(1 << 27):
+        first = weight_memory.scratch(4096).view(torch.int32).view(32, 32)
+        first.fill_(7)
+        view = first.T
+        address = first.data_ptr()
+        del first
+        other = weight_memory.scratch(4096)
+        assert other.data_ptr() != address  # a view is left
+        other.fill_(1)
+        assert bool((view == 7).all())
+        address = other.data_ptr()
+        del other
+        assert weight_memory.scratch(1024).data_ptr() == address
+    assert weight_memory.scratch(16).shape == (16,)

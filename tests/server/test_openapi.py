@@ -120,5 +120,6 @@ def test_no_5xx(fuzzed: RunningServer) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_no_5xx_at_length(fuzzed: RunningServer) -> None:
     fuzz(fuzzed, 5000)

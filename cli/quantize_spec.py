@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 
 from ..errors import ConfigError
-from ..quant.spec import BITS, FORMATS, GROUP_SIZES, GROUPED, KV_CACHES, METHODS, ORDERS, VARIANTS, QuantizeSpec
+from ..quant.spec import (
+    BITS,
+    CLIPS,
+    FORMATS,
+    GROUP_SIZES,
+    GROUPED,
+    KV_CACHES,
+    METHODS,
+    ORDERS,
+    VARIANTS,
+    QuantizeSpec,
+)
 from .parser import whole_number
 
 _DEFAULT = QuantizeSpec()
@@ -15,6 +26,7 @@ _KNOWN_BY = {
     "group_size": GROUPED,
     "symmetric": (*GROUPED, "auto"),
     "order": ("gptq",),
+    "clip": ("rtn",),
     "variant": ("fp8",),
     "target_bits": ("auto",),
 }
@@ -40,6 +52,11 @@ def add_spec_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--order", choices=ORDERS, help=f"gptq: the order in which columns are rounded (default {_DEFAULT.order})"
+    )
+    parser.add_argument(
+        "--clip",
+        choices=CLIPS,
+        help=f"rtn: search each group's best range, or take its whole one as other tools do (default {_DEFAULT.clip})",
     )
     parser.add_argument(
         "--variant",

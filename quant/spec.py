@@ -19,6 +19,8 @@ BITS = (2, 3, 4, 8)
 GROUP_SIZES = (-1, 16, 32, 64, 128, 256, 512, 1024)
 SYMMETRY = {"asym": False, "sym": True}
 ORDERS = ("none", "group", "static", "full")
+# Ranges of rtn: the best of some, or each group's whole.
+CLIPS = ("search", "none")
 KV_CACHES = ("fp8", "int8")
 # Layouts on disk; ``formats/writers.py`` has what writes them.
 FORMATS = ("gptq", "gptq_v2", "awq", "compressed-tensors", "fp8")
@@ -44,7 +46,7 @@ class QuantizeSpec:
 
     Asymmetric is the default: at 4 bits and groups of 32 it brought SmolLM2's divergence from the original down from
     0.31 to 0.24 nats a token, and GPTQ files store a zero per group either way. ``format`` names a `WriteFormat`, None
-    the method's own. ``order`` is GPTQ's, the order in which columns are rounded. ``variant`` is fp8's.
+    the method's own. ``order`` is GPTQ's, the order in which columns are rounded. ``clip`` is rtn's, ``variant`` fp8's.
     ``target_bits`` is what ``auto`` may spend on a weight of the linear layers, everything stored for them counted.
     ``rotate`` turns the residual stream first. ``kv_cache`` names a type that scales are calibrated for.
     """
@@ -55,6 +57,7 @@ class QuantizeSpec:
     symmetric: bool = False
     format: str | None = None
     order: str = "static"
+    clip: str = "search"
     variant: str = "dynamic"
     target_bits: float | None = None
     rotate: bool = False
@@ -65,6 +68,7 @@ class QuantizeSpec:
         _check("bits", self.bits, BITS)
         _check("group size", self.group_size, GROUP_SIZES)
         _check("order", self.order, ORDERS)
+        _check("clip", self.clip, CLIPS)
         _check("variant of fp8", self.variant, tuple(VARIANTS))
         _check("KV cache", self.kv_cache, (None, *KV_CACHES))
         if self.format is not None:
@@ -106,7 +110,8 @@ class QuantizeSpec:
     def description(self) -> str:
         """Method and scheme in words."""
         what = f"at most {self.target_bits:g} bits a weight" if self.method == "auto" else str(self.scheme)
-        return f"{self.method} {what}{', rotated' if self.rotate else ''}"
+        ranges = ", whole ranges" if self.clip == "none" else ""
+        return f"{self.method} {what}{ranges}{', rotated' if self.rotate else ''}"
 
     def __str__(self) -> str:
         symmetry = ":sym" if self.symmetric else ""
@@ -123,7 +128,7 @@ def parse_quantize_spec(text: str) -> QuantizeSpec:
     _check("method", method, METHODS)
     if method == "fp8" and len(parts) <= 1:
         return QuantizeSpec(method=method, variant=parts[0] if parts else "dynamic")
-    if method == "smoothquant" and not parts:
+    if method == "smoothquant" and parts in ([], ["8"]):
         return QuantizeSpec(method=method)
     if method == "auto" and len(parts) in (1, 2):
         return QuantizeSpec(method=method, target_bits=_decimal(parts[0], text), symmetric=_symmetry(parts[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...engine.model_config import load_model_config
@@ -31,7 +32,8 @@ def layer_method(
 ) -> LayerMethod:
     """The method of ``spec`` for a model. ConfigError where the calibration text does not do."""
     if not spec.is_calibrated:
-        return RoundedLayers(read, quantize_nearest, InputPowers(read, load_model_config(files)))
+        rounding = partial(quantize_nearest, clips=spec.clip == "search")
+        return RoundedLayers(read, rounding, InputPowers(read, load_model_config(files)))
     # transformers comes in only where a model is run.
     from ..calibration.block_model import BlockModel
     from .calibrated import CalibratedLayers
@@ -74,7 +76,7 @@ def _parts(spec: QuantizeSpec) -> tuple[GroupQuantizer, FindScale | None]:
 
     options = GPTQOptions(order=spec.order)
     if spec.method == "rtn":
-        return NearestGroups(), None
+        return NearestGroups(clips=spec.clip == "search"), None
     if spec.method == "fp8":
         return Fp8Groups(), None
     if spec.method == "awq":

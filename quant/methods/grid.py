@@ -65,6 +65,15 @@ def round_to_range(weight: Tensor, scheme: WeightOnly) -> Tensor:
     return grid.levels(groups, top).mul_(grid.scale).flatten(1)[:, : weight.shape[1]]
 
 
+def whole_range(groups: Tensor, scheme: WeightOnly) -> GroupGrid:
+    """The grid of each group in ``groups`` [N, G, group] that clips nothing, as llm-compressor has it."""
+    top = 2**scheme.bits - 1
+    if not scheme.symmetric:
+        return next(_candidates(groups, scheme, top, positive=True))
+    scale = storable_scale(groups.abs().amax(-1, keepdim=True) / (top / 2))
+    return GroupGrid(scale, torch.full_like(scale, top // 2 + 1))
+
+
 def search_grid(
     groups: Tensor, scheme: WeightOnly, importance: Tensor | None = None, *, positive: bool = False
 ) -> GroupGrid:

@@ -49,6 +49,9 @@ class NearestGroups:
     needs_products = False
     needs_originals = False
 
+    def __init__(self, *, clips: bool) -> None:
+        self._clips = clips
+
     def __call__(
         self,
         weights: dict[str, Tensor],
@@ -58,4 +61,4 @@ class NearestGroups:
     ) -> None:
         """Each module for itself."""
         for name, weight in weights.items():
-            result.quantized[name] = quantize_nearest(weight, schemes[name])
+            result.quantized[name] = quantize_nearest(weight, schemes[name], clips=self._clips)

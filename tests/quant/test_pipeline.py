@@ -15,7 +15,8 @@ from twofold.engine.sources import resolve_model
 from twofold.engine.tokenizer import load_tokenizer
 from twofold.engine.weights.safetensors_dir import SafetensorsCheckpoint
 from twofold.errors import CheckpointError, ConfigError
-from twofold.quant import quantize_model
+from twofold.quant import QuantizeSpec, quantize_model
+from twofold.quant.calibration import CalibrationSpec
 
 TinyModel = Callable[..., Path]
 PROJECTIONS = 7
@@ -67,6 +68,20 @@ def test_an_independent_decoder_reads_the_weights(
         assert relative == pytest.approx(error.relative_rms, rel=1e-3)
         assert relative < {3: 0.25, 4: 0.1, 8: 0.01}[bits]
     assert len(report.errors) == 2 * PROJECTIONS and report.num_layers == 2 and not report.plain
+
+
+@pytest.mark.parametrize("kv_cache", [None, "fp8"])
+def test_without_clipping_the_largest_weights_stay(tiny_model: TinyModel, tmp_path: Path, kv_cache: str | None) -> None:
+    """A grid over a whole range has levels within half a step of both its ends; with a search some are clipped."""
+    source = tiny_model("llama")
+    spec = QuantizeSpec(symmetric=True, clip="none", kv_cache=kv_cache, format="compressed-tensors")
+    calibration = CalibrationSpec(num_sequences=2, length=32)
+    report = quantize_model(str(source), spec, tmp_path / "out", calibration=calibration)
+    assert report.spec.description == "rtn w4g32 sym, whole ranges"
+    tensors, original = stored(tmp_path / "out"), stored(source)
+    for error in report.errors:
+        largest = original[f"{error.module}.weight"].float().unflatten(1, (-1, 32)).abs().amax(-1)
+        assert torch.allclose(tensors[f"{error.module}.weight_scale"].float(), largest / 7.5, rtol=2**-10)
 
 
 def test_report_counts_what_is_stored(tiny_model: TinyModel, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def test_fields() -> None:
     assert str(parse_quantize_spec("fp8:static").scheme) == "fp8 channel a-fp8 tensor static"
     assert str(parse_quantize_spec("fp8:block").scheme) == "fp8 128x128 a-fp8 g128"
     assert str(parse_quantize_spec("smoothquant").scheme) == "int8 channel a8 token"
+    assert parse_quantize_spec("smoothquant:8") == parse_quantize_spec("smoothquant")
     assert {scheme.bits for scheme in parse_quantize_spec("auto:4.25").schemes} == {2, 3, 4, 8}
 
 
@@ -45,7 +46,7 @@ def test_fields() -> None:
         ("rtn:4:32:odd", "'odd' is not one of asym, sym"),
         ("fp8:tensor", "variant of fp8 'tensor' is not one of dynamic, static, block"),
         ("fp8:block:8", "fp8, fp8:static or fp8:block"),
-        ("smoothquant:8", "write METHOD:BITS:GROUP .* smoothquant"),
+        ("smoothquant:4", "write METHOD:BITS:GROUP .* smoothquant"),
         ("auto", "auto:BITS, such as auto:4.25"),
         ("auto:1", "target bits 1.0 are not between 2.5 and 8.25"),
         ("auto:1e1", "'1e1' are not a number"),

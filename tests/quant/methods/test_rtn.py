@@ -16,13 +16,12 @@ def textbook(weight: torch.Tensor, bits: int, group_size: int, symmetric: bool) 
     groups = weight.double().unflatten(1, (-1, group_size))
     top = 2**bits - 1
     if symmetric:
-        scale = groups.abs().amax(-1, keepdim=True) * 2 / top
+        scale = (groups.abs().amax(-1, keepdim=True) * 2 / top).half().double()
         zero = torch.full_like(scale, 2 ** (bits - 1))
     else:
         low, high = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True).clamp(min=0)
-        scale = (high - low) / top
+        scale = ((high - low) / top).half().double()
         zero = (-low / scale).round()
-    scale = scale.half().double()
     codes = ((groups / scale).round() + zero).clamp(0, top)
     return ((codes - zero) * scale).flatten(1).float()
 
@@ -34,6 +33,14 @@ def test_error_is_below_the_textbook_rule(bits: int, symmetric: bool) -> None:
     ours = (dequantize(quantize_rtn(weight, WeightOnly(bits, 32, symmetric))) - weight).norm()
     plain = (textbook(weight, bits, 32, symmetric) - weight).norm()
     assert ours < plain * (0.98 if bits >= 4 else 0.95)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_without_clipping_it_is_the_textbook_rule(bits: int, symmetric: bool) -> None:
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(bits)) * 0.05
+    plain = dequantize(quantize_rtn(weight, WeightOnly(bits, 32, symmetric), clips=False))
+    assert torch.allclose(plain, textbook(weight, bits, 32, symmetric), rtol=1e-6, atol=0)
 
 
 @settings(deadline=None, max_examples=25)

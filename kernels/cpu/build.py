@@ -30,6 +30,10 @@ _FLAGS = (
     "-std=gnu11",
     "-O2",
     "-ftree-vectorize",
+    # Passes that took a third of the compiler's time and did nothing for loops written in vectors.
+    "-fno-tree-pre",
+    "-fno-gcse",
+    "-fno-ivopts",
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fPIC",

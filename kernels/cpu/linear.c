@@ -240,16 +240,28 @@ static int code_bits(const struct linear *p) { return p->bits < 16 ? p->bits : 1
     CASE(n, 2, ZERO) CASE(n, 4, ZERO) CASE(n, 4, CENTRED) CASE(n, 4, OFFSET) CASE(n, 8, ZERO) CASE(n, 8, OFFSET) \
     CASE(n, 16, BFLOAT) CASE(n, 16, HALF)
 
-static void low_bit_rows(const struct linear *p, int rows, struct place at) {
+/* Exactly `rows`, one of the cases. */
+static void low_bit_case(const struct linear *p, int rows, struct place at) {
     switch (128 * rows + VARIANT(code_bits(p), coding_of(p))) {
         CASES(1) CASES(2) CASES(3)
 #if FUSED_ROWS >= 4
         CASES(4)
 #endif
 #if FUSED_ROWS >= 8
-        CASES(5) CASES(6) CASES(7) CASES(8)
+        CASES(6) CASES(8)
 #endif
     }
+}
+
+/* Five rows are three and two, seven four and three: each case costs a tenth of a second of the compiler's time per coding. */
+static void low_bit_rows(const struct linear *p, int rows, struct place at) {
+    if (rows == 5 || rows == 7) {
+        const int half = rows / 2;
+        low_bit_case(p, rows - half, at);
+        at.row += rows - half;
+        rows = half;
+    }
+    low_bit_case(p, rows, at);
 }
 #undef CASES
 #undef CASE

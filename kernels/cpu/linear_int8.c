@@ -151,19 +151,23 @@ enum form { TWO, FOUR, EIGHT, EXPANDED, NUM_FORMS };
 #define CASE(n, form, packed, coding) \
     case n * 3 * NUM_FORMS + VARIANT(form, coding): run_rows(p, n, packed, form == EIGHT, coding, at); break;
 #define FORM(n, form, packed) CASE(n, form, packed, CENTRED) CASE(n, form, packed, ZERO) CASE(n, form, packed, OFFSET)
-#define CASES(n) FORM(n, TWO, 2) FORM(n, FOUR, 4) FORM(n, EIGHT, 8) FORM(n, EXPANDED, 8)
+#define CASES(n) FORM(n, TWO, 2) FORM(n, FOUR, 4) FORM(n, EIGHT, 8)
+/* Of more than DOT_ROWS rows, which are cut evenly, each part is at least half as many. */
+#define MANY_CASES(n) CASES(n) FORM(n, EXPANDED, 8)
 
 static void choose_rows(const struct product *p, int rows, enum form form, const struct tile *at) {
     switch (rows * 3 * NUM_FORMS + VARIANT(form, p->coding)) {
-        CASES(1) CASES(2)
-#if DOT_ROWS >= 3
-        CASES(3)
-#endif
 #if DOT_ROWS >= 6
-        CASES(4) CASES(5) CASES(6)
+        CASES(1) CASES(2) MANY_CASES(3) MANY_CASES(4) MANY_CASES(5) MANY_CASES(6)
+#else
+        MANY_CASES(1) MANY_CASES(2)
+#if DOT_ROWS >= 3
+        MANY_CASES(3)
+#endif
 #endif
     }
 }
+#undef MANY_CASES
 #undef CASES
 #undef FORM
 #undef CASE

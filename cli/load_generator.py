@@ -35,7 +35,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One request: its prompt (text or token ids), the number of tokens to ask for, and when it is due, in seconds from the start."""
+    """One request: its prompt (text or token ids), how many tokens to ask for, and when (seconds from the start)."""
 
     prompt: str | list[int]
     output_len: int

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from ...errors import CheckpointError, UnsupportedError
-from ..canonical import CanonicalWeight, DenseWeight, PackedWeight
-from ..scheme import Scheme, WeightOnly
+from ..canonical import CanonicalWeight, DenseWeight, EightBitWeight, PackedWeight
+from ..scheme import Fp8, Scheme, WeightOnly
 from .base_source import TensorSource
 from .dtypes import is_plain, is_stored_plain
 from .names import stored_module
+from .part_dtypes import check_dtypes
 
 __all__ = ["Format", "TensorSource"]
 
@@ -68,7 +69,9 @@ class Format(ABC):
 
         A dense weight keeps its stored dtype unless it had to be computed, and ``qweight`` may have any strides.
         """
-        weight = self._load(source, stored_module(source, module), dtype)
+        stored = stored_module(source, module)
+        check_dtypes(source, stored)
+        weight = self._load(source, stored, dtype)
         _check_scales(weight, module)
         return weight
 
@@ -120,6 +123,7 @@ class Format(ABC):
                     f"{module} is stored quantized ({self.name}); token embeddings are served in 16 or 32 bits: "
                     f"quantize the model with the embedding ignored"
                 )
+            check_dtypes(source, module)
             rows.append((module, *self.stored_scheme(source, module)))
         return rows
 
@@ -131,12 +135,41 @@ def _check_scales(weight: CanonicalWeight, module: str) -> None:
     scales = weight.scales
     if scales.is_floating_point() and not bool(scales.float().isfinite().all()):
         raise CheckpointError(f"{module}: a weight scale is NaN or infinite; the checkpoint is damaged, make it again")
+    if isinstance(weight, EightBitWeight):
+        _check_eight_bit(weight, module)
     for name in ("input_scale", "divisor"):
         value = getattr(weight, name, None)
         if value is not None and not bool((value.isfinite() & (value > 0)).all()):
             found = value[~(value.isfinite() & (value > 0))].flatten()[0].item()
             kind = "global scale" if name == "divisor" else "input scale"
             raise CheckpointError(f"{module}: the {kind} is {found:g}; it must be above 0: the checkpoint is damaged")
+
+
+def _check_eight_bit(weight: EightBitWeight, module: str) -> None:
+    """CheckpointError for a scale of 0 where codes are not, which would wipe them out, or a negative one of fp8.
+
+    Integers may have negative scales: AutoRound's symmetric ones do.
+    """
+    scales = weight.scales.float()
+    is_wrong = scales < 0 if isinstance(weight.scheme, Fp8) else torch.zeros_like(scales, dtype=torch.bool)
+    is_zero = scales == 0
+    if bool(is_zero.any()):
+        rows, columns = (-(-size // count) for size, count in zip(weight.codes.shape, is_zero.shape, strict=True))
+        used = (weight.codes.view(torch.int8) & _magnitude(weight)) != 0
+        spread = is_zero.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        lost = spread[: used.shape[0], : used.shape[1]] & used
+        if bool(lost.any()):
+            is_wrong = is_wrong | is_zero
+    if bool(is_wrong.any()):
+        raise CheckpointError(
+            f"{module}: a weight scale is {scales[is_wrong][0].item():g}; it must be above 0: the checkpoint is "
+            f"damaged, fetch or make it again"
+        )
+
+
+def _magnitude(weight: EightBitWeight) -> int:
+    """The bits of a code that make it another number than 0: not the sign of a float."""
+    return 0x7F if isinstance(weight.scheme, Fp8) else -1
 
 
 def is_packed(source: TensorSource, module: str, declared: Scheme) -> bool:

@@ -38,6 +38,7 @@ from .tensor_reading import (
     matrix_shape,
     needs_static,
     read_eight_bit,
+    refuse_dtype,
     refuse_zeros,
     with_static_input,
 )
@@ -78,6 +79,7 @@ class CompressedTensorsFormat(Format):
             return Dense(), matrix_shape(source, f"{module}.weight")
         scheme = self._declared(source, module)
         if isinstance(scheme, Int8 | Fp8):
+            _require_zeros(source, module, scheme)
             return eight_bit_scheme(source, module, scheme, f"{module}.weight_scale")
         if isinstance(scheme, MicroScaled):
             needs_static(source, module, scheme.activation)
@@ -94,6 +96,7 @@ class CompressedTensorsFormat(Format):
         scheme = self._declared(source, module)
         if isinstance(scheme, Int8 | Fp8):
             zero_name = f"{module}.weight_zero_point"
+            _require_zeros(source, module, scheme)
             weight = read_eight_bit(source, module, scheme, f"{module}.weight_scale", zero_name=zero_name)
             refuse_zeros(source, zero_name, weight.zeros, symmetric=isinstance(scheme, Int8) and scheme.symmetric)
             return weight
@@ -116,6 +119,16 @@ class CompressedTensorsFormat(Format):
         raise CheckpointError(
             f"{name} in {source.location(name)} is stored quantized, but the config leaves {module} out (ignore, or no "
             f"matching target): nothing says how to read it"
+        )
+
+
+def _require_zeros(source: TensorSource, module: str, scheme: Int8 | Fp8 | WeightOnly | LowBit) -> None:
+    """CheckpointError where asymmetric weights come without their zero points."""
+    name = f"{module}.weight_zero_point"
+    if not isinstance(scheme, Fp8) and not scheme.symmetric and not source.has(name):
+        raise CheckpointError(
+            f"{name} is missing from {source.location(name)}; the config says symmetric: false, so that the weights "
+            f"mean nothing without it. Fetch the file again, or set symmetric to true if they were quantized so"
         )
 
 
@@ -163,8 +176,10 @@ class _Integers:
     def __init__(self, source: TensorSource, module: str, scheme: WeightOnly | LowBit) -> None:
         self.source, self.module, self.scheme = source, module, scheme
         self.packed = source.has(f"{module}.weight_packed")
-        self.shape = self._packed_shape() if self.packed else matrix_shape(source, f"{module}.weight")
+        self.shape = self._packed_shape() if self.packed else self._unpacked_shape()
         self.group_size = self._group_size()
+        _require_zeros(source, module, scheme)
+        self._require_group_index()
 
     def read(self) -> PackedWeight:
         index = self._group_index()
@@ -186,6 +201,13 @@ class _Integers:
         zeros = None if zeros is None else zeros.contiguous()
         codes = self._codes(perm)
         return PackedWeight(scheme, self.shape, codes, scales.contiguous(), zeros, perm, input_scale, input_zero)
+
+    def _unpacked_shape(self) -> tuple[int, int]:
+        """Of codes that take a byte each."""
+        name = f"{self.module}.weight"
+        shape = matrix_shape(self.source, name)
+        refuse_dtype(self.source, name, torch.int8, f"{self.scheme} (weights type: int)")
+        return shape
 
     def _packed_shape(self) -> tuple[int, int]:
         name, bits = f"{self.module}.weight_packed", self.scheme.bits
@@ -223,10 +245,6 @@ class _Integers:
         """Zeros of the unsigned codes as uint8 [N, G]; None when all are the middle one."""
         name, bits = f"{self.module}.weight_zero_point", self.scheme.bits
         if not self.source.has(name):
-            if not self.scheme.symmetric:
-                raise CheckpointError(
-                    f"{name} is missing from {self.source.location(name)}; the config says asymmetric"
-                )
             return None
         if self.source.dtype(name) is torch.int32:
             zeros = unpack(self.source.get(name).T, bits, self.shape[0]).T
@@ -245,14 +263,17 @@ class _Integers:
         codes = (signed.to(torch.int16) + 2 ** (bits - 1)).to(torch.uint8)
         return pack(codes if perm is None else codes[:, perm.long()], bits)
 
+    def _require_group_index(self) -> None:
+        name = f"{self.module}.weight_g_idx"
+        if self.scheme.act_order and not self.source.has(name):
+            raise CheckpointError(
+                f"{name} is missing from {self.source.location(name)}; the config says actorder: group, so that "
+                f"nothing tells the group of a feature. Fetch the file again, or correct actorder"
+            )
+
     def _group_index(self) -> Tensor | None:
         name = f"{self.module}.weight_g_idx"
         if not self.source.has(name):
-            if self.scheme.act_order:
-                raise CheckpointError(
-                    f"{name} is missing from {self.source.location(name)}; the config says actorder: group, so that "
-                    f"nothing tells the group of a feature. Fetch the file again, or correct actorder"
-                )
             return None
         index = self.source.get(name).long()
         if index.numel() == 0 or int(index.max()) < 0:

@@ -77,6 +77,8 @@ class _PackedReader:
         self.bits = self._stored_bits()
         self.columns = self._matrix_shape("qweight")[0] * 32 // self.bits
         self.claims.check_groups(self.num_groups, self.columns)
+        index = f"{module}.g_idx"
+        self.claims.check_index(source.has(index) and math.prod(source.shape(index)) > 0, self.num_groups)
 
     def read(self) -> PackedWeight:
         group_size, perm, group_of_run = self._groups()

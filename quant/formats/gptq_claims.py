@@ -67,6 +67,15 @@ class Claims:
             f"everywhere; {remedy}"
         )
 
+    def check_index(self, is_stored: bool, num_groups: int) -> None:
+        """With act-order only g_idx tells which group a feature belongs to."""
+        if self.stated.get("desc_act") is True and num_groups > 1 and not is_stored:
+            raise CheckpointError(
+                f"{self.module}.g_idx is missing from {self.file}; the config says desc_act: true, so that nothing "
+                f"else tells the group of a feature. Fetch the file again, or set desc_act to false if the model was "
+                f"quantized in the order of its features"
+            )
+
     def check_order(self, perm: Tensor | None) -> None:
         """Features out of their groups' order without act-order: g_idx defines the groups, so that is no error."""
         if perm is not None and self.stated.get("desc_act") is False:

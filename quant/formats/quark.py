@@ -24,7 +24,7 @@ from .compressed_tensors import micro_scaled_shape, read_micro_scaled
 from .dense import load_dense
 from .dtypes import is_stored_plain
 from .quark_config import parse_quark_config
-from .tensor_reading import block_of_scales, eight_bit_scheme, matrix_shape, read_blocks, read_eight_bit
+from .tensor_reading import block_of_scales, eight_bit_scheme, matrix_shape, read_blocks, read_eight_bit, refuse_dtype
 
 _PARTS = ("weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point")
 
@@ -80,6 +80,7 @@ class QuarkFormat(Format):
         name = f"{module}.weight"
         rows, columns = matrix_shape(source, name)
         if scheme.bits == 8:
+            refuse_dtype(source, name, torch.int8, str(scheme))
             return rows, columns
         shape = (columns * 8, rows)
         scales = matrix_shape(source, f"{module}.weight_scale")
@@ -92,8 +93,9 @@ class QuarkFormat(Format):
 
     def _read_bytes(self, source: TensorSource, module: str) -> PackedWeight:
         """int8 weights without quantized activations, one scale per channel or for all."""
+        shape = matrix_shape(source, f"{module}.weight")
+        refuse_dtype(source, f"{module}.weight", torch.int8, "int8 weights")
         codes = source.get(f"{module}.weight")
-        shape = (codes.shape[0], codes.shape[1])
         name, zero_name = f"{module}.weight_scale", f"{module}.weight_zero_point"
         block = block_of_scales(source, name, shape, (1, -1))
         scales = read_blocks(source, name, shape, block).expand(shape[0], 1).contiguous()

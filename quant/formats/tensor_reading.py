@@ -81,11 +81,7 @@ def eight_bit_scheme(
     name = f"{module}.weight"
     shape = matrix_shape(source, name)
     wanted = torch.int8 if isinstance(scheme, Int8) else torch.float8_e4m3fn
-    stored = source.dtype(name)
-    if stored is not wanted:
-        raise UnsupportedError(
-            f"{name} in {source.location(name)} is stored as {stored}; {scheme} is served from {wanted} weights"
-        )
+    refuse_dtype(source, name, wanted, str(scheme))
     needs_static(source, module, scheme.activation)
     return replace(scheme, block=block_of_scales(source, scale_name, shape, scheme.block)), shape
 
@@ -111,6 +107,19 @@ def read_eight_bit(
         scheme = replace(scheme, symmetric=zeros is None)
     scheme, input_scale, input_zero = with_static_input(source, module, scheme)
     return EightBitWeight(scheme, source.get(f"{module}.weight"), scales.contiguous(), zeros, input_scale, input_zero)
+
+
+def refuse_dtype(source: TensorSource, name: str, wanted: torch.dtype, said: str) -> None:
+    """UnsupportedError where codes are stored in another type than the one that ``said``, the config's, is read from.
+
+    Read as numbers they would be wrong ones.
+    """
+    stored = source.dtype(name)
+    if stored is not wanted:
+        raise UnsupportedError(
+            f"{name} in {source.location(name)} is stored as {stored}; the config says {said}, which is served from "
+            f"{wanted} weights. Take the config.json that was saved with these weights, or correct it"
+        )
 
 
 def refuse_zeros(source: TensorSource, name: str, zeros: Tensor | None, *, symmetric: bool) -> None:

@@ -334,7 +334,7 @@ static void clear_state(struct state *state, ptrdiff_t rows, ptrdiff_t width) {
 /* whole += part, each row relative to the larger of the two maxima. */
 static void merge(struct state *whole, const struct state *part, ptrdiff_t rows, ptrdiff_t width) {
     for (ptrdiff_t r = 0; r < rows; r++) {
-        if (part->largest[r] == -INFINITY) continue;
+        if (part->largest[r] == -INFINITY && part->total[r] == 0.0f) continue; /* nothing was seen; a NaN has a total */
         float top = whole->largest[r] > part->largest[r] ? whole->largest[r] : part->largest[r];
         float old = expf(whole->largest[r] - top), new = expf(part->largest[r] - top);
         whole->largest[r] = top;

@@ -142,3 +142,12 @@ def test_write_kv(tokens):
     write_kv(key, value, case.cache, case.batch.slot_mapping)
     torch.testing.assert_close(case.key_cache, key_cache, atol=0, rtol=0, equal_nan=True)
     torch.testing.assert_close(case.value_cache, value_cache, atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("lengths", [[(1, 5)], [(1, 300)], [(5, 200)], [(60, 333), (1, 77)]])
+@pytest.mark.parametrize("parts", [["query"], ["key_cache"], ["query", "key_cache", "value_cache"]])
+def test_nan_is_never_swallowed(lengths, parts):
+    """A context of which every score is NaN is not one in which nothing was seen."""
+    case = make_case(lengths, num_heads=6, num_kv_heads=2, head_size=64, block_size=16)
+    broken = {part: torch.full_like(getattr(case, part), torch.nan) for part in parts}
+    assert run(dataclasses.replace(case, **broken)).isnan().all()

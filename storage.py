@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from . import env
 from .errors import StorageError
+from .log import get_logger
+
+logger = get_logger(__name__)
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_TURN_POLL = 0.1
 
 
 @contextmanager
@@ -34,6 +41,38 @@ def writing(folder: Path) -> Iterator[None]:
         if reason is not None:
             raise StorageError(reason) from error
         raise
+
+
+@contextmanager
+def turn(lock: Path, result: Path, seconds: float) -> Iterator[None]:
+    """Wait while another process makes ``result``, for at most ``seconds``: look first whether it is there now.
+
+    A process that dies gives its turn up. Where the file system has no locks nobody waits.
+    """
+    with lock.open("a") as stream:
+        held = _lock(stream, result, time.monotonic() + seconds)
+        try:
+            yield
+        finally:
+            if held:
+                lock.unlink(missing_ok=True)
+
+
+def _lock(stream: IO[str], result: Path, deadline: float) -> bool:
+    waits = False
+    while True:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if result.exists() or time.monotonic() > deadline:
+                return False
+        except OSError:
+            return False
+        if not waits:
+            waits = True
+            logger.info("waiting for another process that makes %s", result)
+        time.sleep(_TURN_POLL)
 
 
 def is_writable(folder: Path) -> bool:

@@ -1,8 +1,8 @@
 """Compile the C kernels for exactly this processor, once, and keep the result in the cache folder.
 
 The key covers the sources, the flags, the compiler and the processor, so a changed machine or version compiles anew.
-Two processes may compile at the same time: each works in its own temporary folder and renames the finished library into
-place.
+One process compiles and the others wait for it, as far as the file system has locks; each works in its own temporary
+folder and renames the finished library into place.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import shutil
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from ... import env, storage
 from ...errors import ConfigError, TwofoldError
 from ...log import get_logger
 from ...platforms.cpu_info import cpu_info
+from .compiler_guard import CompilerGuard
 from .signatures import tape_calls_source
 
 logger = get_logger(__name__)
@@ -41,6 +43,8 @@ _FLAGS = (
     "-Wno-psabi",
 )
 _TIMEOUT_S = 300
+# A build folder older than this was left behind by a process that was killed.
+_STALE_S = 3600
 
 
 class BuildError(TwofoldError):
@@ -59,6 +63,7 @@ def library_path(*, extra_flags: tuple[str, ...] = (), native: bool = True) -> P
         target = env.cache_dir() / "kernels" / f"cpu-{_key(compiler, flags)}.so"
     except ConfigError as error:
         raise BuildError(str(error)) from None
+    _remove_stale(target.parent)
     if not os.path.exists(target):
         _compile(compiler, flags, target)
     return target
@@ -99,45 +104,57 @@ def _key(compiler: list[str], flags: tuple[str, ...]) -> str:
 
 
 def _compile(compiler: list[str], flags: tuple[str, ...], target: Path) -> None:
-    start = time.monotonic()
-    logger.info("compiling the CPU kernels for %s, once for this processor", cpu_info().arch)
     try:
-        with storage.writing(target.parent), tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-            objects = _compile_objects(compiler, flags, Path(folder))
-            library = Path(folder) / "library.so"
-            _check([*compiler, *flags, "-shared", *map(str, objects), "-o", str(library), "-lm"])
-            os.replace(library, target)
+        with storage.writing(target.parent), storage.turn(target.with_suffix(".lock"), target, _TIMEOUT_S):
+            if not os.path.exists(target):
+                _compile_now(compiler, flags, target)
     except storage.StorageError as error:
         raise BuildError(str(error)) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"the CPU kernels could not be compiled into {target.parent}: {error}") from error
+
+
+def _compile_now(compiler: list[str], flags: tuple[str, ...], target: Path) -> None:
+    start = time.monotonic()
+    logger.info("compiling the CPU kernels for %s, once for this processor", cpu_info().arch)
+    # Where the block fails, the guard removes the folder too.
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        library = folder / "library.so"
+        with CompilerGuard(folder) as guard:
+            objects = _compile_objects(guard, compiler, flags, folder)
+            _finish(guard, [[*compiler, *flags, "-shared", *map(str, objects), "-o", str(library), "-lm"]])
+            os.replace(library, target)
     logger.info("compiled the CPU kernels in %.1f s", time.monotonic() - start)
 
 
-def _compile_objects(compiler: list[str], flags: tuple[str, ...], folder: Path) -> list[Path]:
-    """All sources at once, one compiler process each."""
-    jobs: list[tuple[Path, list[str], subprocess.Popen[str]]] = []
+def _compile_objects(guard: CompilerGuard, compiler: list[str], flags: tuple[str, ...], folder: Path) -> list[Path]:
     generated = folder / "tape_calls.c"
     generated.write_text(tape_calls_source())
-    for source in (*sources(), generated):
-        output = folder / f"{source.stem}.o"
-        command = [*compiler, *flags, "-I", str(_SOURCES), "-c", str(source), "-o", str(output)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        jobs.append((output, command, process))
+    files = (*sources(), generated)
+    objects = [folder / f"{source.stem}.o" for source in files]
+    prefix = [*compiler, *flags, "-I", str(_SOURCES), "-c"]
+    pairs = zip(files, objects, strict=True)
+    _finish(guard, [[*prefix, str(source), "-o", str(output)] for source, output in pairs])
+    return objects
+
+
+def _finish(guard: CompilerGuard, commands: list[list[str]]) -> None:
+    """All ``commands`` at once, one process each; BuildError where one fails."""
     failures = []
-    for _, command, process in jobs:
+    for command, process in [(command, guard.start(command)) for command in commands]:
         text, _ = process.communicate(timeout=_TIMEOUT_S)
         if process.returncode:
             failures.append(_failure(command, text))
     if failures:
         raise BuildError(failures[0])
-    return [output for output, _, _ in jobs]
 
 
-def _check(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    if result.returncode:
-        raise BuildError(_failure(command, result.stderr))
+def _remove_stale(folder: Path) -> None:
+    for left in folder.glob("build-*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _STALE_S:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _failure(command: list[str], text: str) -> str:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import shlex
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,6 +64,69 @@ def test_a_failing_compiler_is_quoted(cache, tmp_path, monkeypatch):
     with pytest.raises(build.BuildError, match="error: no such luck"):
         build.library_path()
     assert not cache.exists()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_compilers_end_with_the_process(cache, tmp_path, monkeypatch, number):
+    """A driver and its child, as gcc and cc1: both go, and the folder that they wrote into."""
+    script = tmp_path / "cc"
+    script.write_text(
+        f"#!/bin/sh\n[ \"$1\" = --version ] && exit 0\nsleep 600 &\necho $$ $! >> '{tmp_path}/pids'\nwait\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    code = "from twofold.kernels.cpu import build; build.library_path()"
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    lines = tmp_path / "pids"
+    count = len(build.sources()) + 1
+    until(lambda: lines.exists() and len(lines.read_text().splitlines()) == count)
+    pids = [int(word) for word in lines.read_text().split()]
+    assert all(map(alive, pids))
+    process.send_signal(number)
+    process.wait(60)
+    until(lambda: not any(map(alive, pids)) and not list(cache.glob("build-*")))
+
+
+def test_stale_folders_go(cache, compiler):
+    for name in ("build-old", "build-new"):
+        (cache / name).mkdir(parents=True)
+    os.utime(cache / "build-old", (0, 0))
+    build.library_path()
+    assert [path.name for path in cache.glob("build-*")] == ["build-new"]
+
+
+def test_others_wait_for_the_one_that_compiles(cache, compiler):
+    code = "from twofold.kernels.cpu import build; build.library_path()"
+    slow = Path(shlex.split(os.environ["CC"])[0])
+    slow.write_text(slow.read_text() + "sleep 1\n")
+    jobs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+    assert [job.wait(120) for job in jobs] == [0, 0, 0]
+    assert num_compilations(compiler) == 1
+    assert [path.suffix for path in cache.iterdir()] == [".so"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks(cache, compiler, monkeypatch, number):
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert build.library_path().exists()
 
 
 @pytest.mark.parametrize("place", ["file", "/proc/twofold", "~no-such-user-here"])

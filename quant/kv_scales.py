@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..log import get_logger
 from .formats.base_source import TensorSource
-
-log = get_logger(__name__)
 
 # After ``layers.L.self_attn.``: llm-compressor, AutoFP8 and vLLM's name; before and after fusing q, k and v (ModelOpt);
 # the layer that computes attention; Quark's and older llm-compressor's observers on the projections' outputs.
@@ -86,15 +83,31 @@ def is_kv_scale(name: str) -> bool:
 
 
 def read_kv_scales(source: TensorSource) -> dict[int, KVScales]:
-    """Scales of each layer that has any. A scale that is missing beside the other one is 1.
+    """Scales of each layer that has any.
 
-    CheckpointError names a scale that is not made of positive numbers, or two names that disagree.
+    CheckpointError names a scale that is not made of positive numbers or that is missing beside the other one, or two
+    names that disagree.
     """
+    check_kv_scales(source)
     stored: dict[int, dict[str, tuple[str, float | tuple[float, ...]]]] = {}
     for name, layer, kind in _scale_names(source):
         for side in _sides(kind):
             _add(stored.setdefault(layer, {}), side, name, _value(source, name), kind in _SHARED)
-    return {layer: _scales(layer, sides) for layer, sides in sorted(stored.items())}
+    return {layer: _scales(sides) for layer, sides in sorted(stored.items())}
+
+
+def check_kv_scales(source: TensorSource) -> None:
+    """CheckpointError for a layer with only one of its two scales, from the names alone."""
+    found: dict[int, dict[str, str]] = {}
+    for name, layer, kind in _scale_names(source):
+        found.setdefault(layer, {}).update(dict.fromkeys(_sides(kind), name))
+    for layer, sides in sorted(found.items()):
+        for side in {"k", "v"} - set(sides):
+            there = next(iter(sides.values()))
+            raise CheckpointError(
+                f"layer {layer} has {there} in {source.location(there)} but no {side} scale for the KV cache: fetch "
+                f"the file again, or leave out kv_cache_dtype to serve the model without these scales"
+            )
 
 
 def _scale_names(source: TensorSource) -> Iterator[tuple[str, int, str]]:
@@ -140,11 +153,7 @@ def _value(source: TensorSource, name: str) -> float | tuple[float, ...]:
     return values[0] if len(set(values)) == 1 else tuple(values)
 
 
-def _scales(layer: int, sides: dict[str, tuple[str, float | tuple[float, ...]]]) -> KVScales:
-    for side in ("k", "v"):
-        if side not in sides:
-            other = next(iter(sides.values()))[0]
-            log.warning("layer %d has %s but no %s scale: %s counts as 1", layer, other, side, side)
+def _scales(sides: dict[str, tuple[str, float | tuple[float, ...]]]) -> KVScales:
     return KVScales(**{side: value for side, (_, value) in sides.items()})
 
 

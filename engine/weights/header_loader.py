@@ -17,7 +17,7 @@ from ...quant.footprint import StoredLinear, merge_stored
 from ...quant.formats import Format
 from ...quant.formats.gguf import GgufFormat
 from ...quant.formats.names import stored_module
-from ...quant.kv_scales import KVScales, scaled_layers
+from ...quant.kv_scales import KVScales, check_kv_scales, scaled_layers
 from ...quant.packing import num_words
 from ...quant.scheme import Dense, MicroScaled, Offset, Scheme, WeightOnly
 from ..kv_cache_type import KVCacheType
@@ -54,6 +54,7 @@ class HeaderLoader(Loader):
         self._quantized = set(quant_format.quantized_modules(checkpoint))
 
     def _read_kv_scales(self) -> dict[int, KVScales]:
+        check_kv_scales(self.checkpoint)
         return {layer: KVScales() for layer in scaled_layers(self.checkpoint)}
 
     def linear(self, out_features: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
@@ -189,8 +190,7 @@ class HeaderLoader(Loader):
         if self.checkpoint.has(name):
             # auto-gptq writes zeros for every layer that it quantizes; those are dropped.
             return required or module not in self._quantized or self._format.quantizes
-        if required and (self._format.quantizes or isinstance(self._format.scheme(module), Dense)):
-            self._require(name)
+        self._require_bias(module, required=required)
         return False
 
     def _plain(self, name: str, shape: tuple[int, ...]) -> Tensor:

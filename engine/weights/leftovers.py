@@ -19,6 +19,9 @@ _PREDICTION = re.compile(r"^(model\.)?mtp\.")
 # Scales of values that no kernel here quantizes: attention's query and probabilities, and outputs of projections.
 _UNUSED_SCALE = re.compile(r"\.self_attn\.(q_scale|prob_scale|prob_output_scale|q_proj\.q_scale)$|\.output_scale$")
 _LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
+_DECODER_LAYER = re.compile(r"^(?:model\.)?layers\.(\d+)\.(.+)$")
+# What only a layer for prediction has (DeepSeek's and GLM's are stored as the layers after the last one).
+_PREDICTION_PART = re.compile(r"eh_proj|enorm|hnorm|shared_head|embed_tokens")
 NUM_NAMES_SHOWN = 5
 
 
@@ -26,8 +29,9 @@ def refuse_unexpected(checkpoint: Checkpoint, num_layers: int, parts: Collection
     """CheckpointError names the tensors that no layer asked for; returned are the harmless ones, which are logged.
 
     ``parts`` are all names that the modules which were loaded may have in their format: what the format did not need of
-    these is harmless, as are the buffers, scales and prediction layers above. A layer is one for prediction when its
-    number is ``num_layers`` or more. A file of which nothing was used is not part of the model.
+    these is harmless, as are the buffers, scales and prediction layers above. Those are known by their parts; any other
+    layer from number ``num_layers`` on is one that the config leaves out: CheckpointError. A file of which nothing was
+    used is not part of the model.
     """
     harmless = check_unexpected(checkpoint, num_layers, parts, checkpoint.taken)
     if harmless:
@@ -41,6 +45,7 @@ def check_unexpected(
     """The same without a log, where ``taken`` are the tensors that were used or would be."""
     harmless, unexpected = [], []
     files = {checkpoint.location(name) for name in taken if checkpoint.has(name)}
+    _refuse_layers(checkpoint, num_layers, files)
     for name in sorted(checkpoint.names - set(taken)):
         if _DERIVED.search(name) or is_kv_scale(name):  # whether those are used is said elsewhere
             continue
@@ -58,6 +63,25 @@ def check_unexpected(
             f"not part of the model from the file"
         )
     return harmless
+
+
+def _refuse_layers(checkpoint: Checkpoint, num_layers: int, files: Collection[str]) -> None:
+    """CheckpointError where the model's files hold more layers than the config says: fewer would answer nonsense."""
+    predicting, extra = set(), {}
+    for name in sorted(checkpoint.names):
+        match = _DECODER_LAYER.match(name)
+        if match is not None and int(match[1]) >= num_layers and checkpoint.location(name) in files:
+            extra.setdefault(int(match[1]), name)
+            if _PREDICTION_PART.match(match[2]):
+                predicting.add(int(match[1]))
+    wrong = sorted(extra.keys() - predicting)
+    if wrong:
+        name = extra[wrong[0]]
+        raise CheckpointError(
+            f"{name} in {checkpoint.location(name)} belongs to one of {len(wrong)} layers beyond the {num_layers} that "
+            f"the config says (num_hidden_layers; block_count in GGUF). Take the config.json that was saved with these "
+            f"weights, or correct it"
+        )
 
 
 def _shown(names: list[str]) -> str:

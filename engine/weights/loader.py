@@ -70,7 +70,7 @@ class Loader:
         """One layer of the named modules stacked along N; ``out_features`` gives N of each.
 
         ``bias`` says that the model has biases. A stored bias is used in any case, an absent one of a quantized module
-        is zero.
+        is zero; CheckpointError names one that only this layer lacks.
         """
         for module in out_features:
             self._fill(module)
@@ -157,13 +157,28 @@ class Loader:
 
     def _bias(self, module: str, rows: int, *, required: bool) -> Tensor | None:
         name = f"{module}.bias"
-        is_plain_module = self._format.quantizes or isinstance(self._format.scheme(module), Dense)
-        if required and not self.checkpoint.has(name) and is_plain_module:
-            raise CheckpointError(f"tensor {name} is missing from {self.checkpoint.location(name)}")
+        self._require_bias(module, required=required)
         bias = self._format.load_bias(self.checkpoint, module, self.dtype)
         if bias is not None and bias.shape != (rows,):
             raise CheckpointError(f"{name} in {self.checkpoint.path} is {list(bias.shape)}; {module} has {rows} rows")
         return None if bias is None else bias.to(self.device)
+
+    def _require_bias(self, module: str, *, required: bool) -> None:
+        """CheckpointError where a bias is missing: a plain module's, or one that the same module of other layers has.
+
+        Quantizers leave out biases of zero, but then those of all layers.
+        """
+        name = f"{stored_module(self.checkpoint, module)}.bias"
+        if not required or self.checkpoint.has(name):
+            return
+        alike = re.compile(re.sub(r"layers\\\.\d+", r"layers\\.\\d+", re.escape(name)))
+        others = [other for other in self.checkpoint.names if alike.fullmatch(other)]
+        if others or self._format.quantizes or isinstance(self._format.scheme(module), Dense):
+            there = f" beside {min(others)}" if others else ""
+            raise CheckpointError(
+                f"tensor {name} is missing from {self.checkpoint.location(name)}{there}; by the config the model has "
+                f"biases there: fetch the file again, or take the config.json that was saved with it"
+            )
 
     def _stacked(self, out_features: Mapping[str, int], in_features: int, *, bias: bool) -> LinearPart | None:
         """One matrix of all modules, read straight into place; None where they cannot share one."""

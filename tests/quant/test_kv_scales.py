@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from stored_tensors import StoredTensors
@@ -49,14 +47,20 @@ def test_the_legacy_scale_serves_both() -> None:
     assert read_kv_scales(source(kv_scale=0.5, k_scale=2.0)) == {3: KVScales(2.0, 0.5)}
 
 
-def test_only_one_of_the_two(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert read_kv_scales(source(v_scale=0.25)) == {3: KVScales(1.0, 0.25)}
-    assert "layer 3" in caplog.text and "k counts as 1" in caplog.text
+def test_only_one_of_the_two() -> None:
+    for side, other in (("k", "v"), ("v", "k")):
+        with pytest.raises(CheckpointError, match=rf"layer 3 has .*{side}_scale in .* but no {other} scale.*fetch"):
+            read_kv_scales(source(**{f"{side}_scale": 0.25}))
 
 
 def test_scalar_shapes_and_other_tensors() -> None:
-    scalar = StoredTensors({f"{LAYER}.k_scale": torch.tensor(0.5), f"{LAYER}.q_proj.weight_scale": torch.ones(4)})
+    scalar = StoredTensors(
+        {
+            f"{LAYER}.k_scale": torch.tensor(0.5),
+            f"{LAYER}.v_scale": torch.ones(1, 1),
+            f"{LAYER}.q_proj.weight_scale": torch.ones(4),
+        }
+    )
     assert read_kv_scales(scalar) == {3: KVScales(0.5, 1.0)}
     assert read_kv_scales(StoredTensors({})) == {}
 
@@ -64,12 +68,12 @@ def test_scalar_shapes_and_other_tensors() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_impossible_scales_are_named(value: float) -> None:
     with pytest.raises(CheckpointError, match=r"self_attn\.k_scale"):
-        read_kv_scales(source(k_scale=value))
+        read_kv_scales(source(k_scale=value, v_scale=1.0))
 
 
 def test_names_that_disagree() -> None:
     with pytest.raises(CheckpointError, match=r"k_proj\.k_scale.*which of them"):
-        read_kv_scales(source(k_scale=0.5, k_proj__k_scale=0.25))
+        read_kv_scales(source(k_scale=0.5, k_proj__k_scale=0.25, v_scale=1.0))
 
 
 def test_the_report() -> None:

@@ -114,6 +114,7 @@ def test_stored_bias_that_the_config_does_not_know_is_used(edit: Callable[..., P
 def test_harmless_leftovers_are_reported_by_name(edit: Callable[..., Path], warnings: list[str]) -> None:
     def extra(tensors: dict[str, torch.Tensor]) -> None:
         tensors["model.layers.7.mlp.up_proj.weight"] = torch.zeros(2, 2)  # of a layer that only predicts ahead
+        tensors["model.layers.7.eh_proj.weight"] = torch.zeros(2, 4)
         tensors["mtp.norm.weight"] = torch.zeros(2)
         tensors["model.layers.0.self_attn.q_scale"] = torch.ones(1)
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
@@ -123,6 +124,30 @@ def test_harmless_leftovers_are_reported_by_name(edit: Callable[..., Path], warn
     assert len(reported) == 1
     assert "model.layers.7.mlp.up_proj.weight" in reported[0] and "inv_freq" not in reported[0]
     assert "mtp.norm.weight" in reported[0] and "self_attn.q_scale" in reported[0]
+
+
+def test_more_layers_than_the_config_says(edit: Callable[..., Path]) -> None:
+    folder = edit("llama", lambda tensors: None, num_hidden_layers=1)
+    words = r"model\.layers\.1\..* in .*safetensors belongs to one of 1 layers beyond the 1 .*num_hidden_layers"
+    with pytest.raises(CheckpointError, match=words):
+        load(folder)
+    with pytest.raises(CheckpointError, match=words):  # and before a weight is read
+        survey_model(resolve_model(str(folder)), KernelSet(select_platform("cpu").spec), torch.float32, block_size=16)
+
+
+def test_missing_bias_of_a_quantized_model_is_named(edit: Callable[..., Path]) -> None:
+    def quantize(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("_proj.weight")]:
+            tensors[name.replace(".weight", ".weight_scale")] = torch.ones(1)
+            tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        tensors.pop("model.layers.1.self_attn.k_proj.bias")
+
+    folder = edit("qwen2", quantize, quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"})
+    words = r"tensor model\.layers\.1\.self_attn\.k_proj\.bias is missing from .*fetch"
+    with pytest.raises(CheckpointError, match=words):
+        load(folder)
+    with pytest.raises(CheckpointError, match=words):
+        survey_model(resolve_model(str(folder)), KernelSet(select_platform("cpu").spec), torch.float32, block_size=16)
 
 
 @pytest.mark.parametrize(

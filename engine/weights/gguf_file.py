@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, ReaderTensor, dequantize
+from gguf import GGUFReader, ReaderField, ReaderTensor, dequantize
+from gguf.gguf_reader import READER_SUPPORTED_VERSIONS
 
 from ...errors import CheckpointError, UnsupportedError
+from .gguf_header import check_tensors
 
 
 class _Reader(GGUFReader):
@@ -21,7 +23,12 @@ class _Reader(GGUFReader):
 
     @data.setter
     def data(self, value: np.ndarray) -> None:
+        self._path = Path(value.filename)  # type: ignore[attr-defined]
         self._data = np.asarray(value)
+
+    def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
+        check_tensors(self._path, self._data.size, start_offs, int(self.alignment), fields)
+        super()._build_tensors(start_offs, fields)
 
 
 class GgufFile:
@@ -31,8 +38,8 @@ class GgufFile:
         self.path = path
         try:
             reader = _Reader(path)
-        except (ValueError, IndexError, KeyError, OverflowError, MemoryError):
-            raise CheckpointError(_unreadable(path)) from None
+        except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
+            raise CheckpointError(_unreadable(path, error)) from None
         self._fields = reader.fields
         self.tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
         self._cache: dict[str, Any] = {}
@@ -79,14 +86,22 @@ class GgufFile:
         return owned.reshape(self.shape(name))
 
 
-def _unreadable(path: Path) -> str:
-    """What is wrong with a file that the reader gave up on; its own words are about arrays."""
+def _unreadable(path: Path, reason: Exception) -> str:
+    """What is wrong with a file that the reader gave up on; its own words are mostly about arrays."""
     size = path.stat().st_size
     with path.open("rb") as stream:
-        magic = stream.read(4)
-    if magic not in (b"GGUF", b"FUGG") and size >= 4:
-        return f"{path} is not a GGUF file: it begins with {magic!r} ({size} bytes)"
-    return f"{path} is truncated or damaged, or of a GGUF version that is not read ({size} bytes); fetch it again"
+        magic, version = stream.read(4), int.from_bytes(stream.read(4), "little")
+    if magic not in (b"GGUF", b"FUGG"):
+        return f"{path} is not a GGUF file: it begins with {magic!r} ({size} bytes); fetch it again"
+    versions = ", ".join(map(str, READER_SUPPORTED_VERSIONS))
+    if size >= 8 and version & 0xFFFF and version not in READER_SUPPORTED_VERSIONS:
+        return (
+            f"{path} says it is GGUF version {version}; read are {versions}. Convert the model again with a current "
+            f"llama.cpp, or fetch the file again if it should be one of these"
+        )
+    if isinstance(reason, KeyError):
+        return f"the metadata of {path} cannot be read ({reason.args[0]}): a damaged file, fetch it again"
+    return f"the header of {path} is cut off or damaged ({size} bytes); fetch the file again"
 
 
 def _joined_rows(data: np.ndarray) -> np.ndarray:

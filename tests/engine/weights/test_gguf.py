@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from twofold.engine.model_config import load_model_config, raw_config
 from twofold.engine.sources import ModelFiles
 from twofold.engine.weights import open_checkpoint
 from twofold.engine.weights.gguf_checkpoint import unpermute
-from twofold.engine.weights.gguf_file import open_gguf
+from twofold.engine.weights.gguf_file import GgufFile, open_gguf
 from twofold.engine.weights.gguf_rope import _llama3_divisors
 from twofold.errors import CheckpointError, UnsupportedError
 
@@ -145,9 +147,63 @@ def test_cut_off_anywhere_in_plain_words(tiny_model: TinyModel, tmp_path: Path, 
         stream.truncate(size)
     with pytest.raises(CheckpointError) as refused:
         open_gguf(target)
-    assert str(refused.value).startswith(f"{target} is truncated or damaged") and f"({size} bytes)" in str(
-        refused.value
-    )
+    words = ("is not a GGUF file" if size < 4 else "cut off", "fetch", str(target), str(size))
+    assert all(word in str(refused.value) for word in words)
+    if part > 0.1:
+        assert re.search(r"tensor (blk|token_embd|output)\S* and \d+ more cannot|tensor \S+ cannot", str(refused.value))
+
+
+def edit_tensor(source: Path, name: str, *, kind: int | None = None, offset: int | None = None, to: str = "") -> Path:
+    """The file with another type, place or name in a matrix's line of the header."""
+    raw = bytearray(source.read_bytes())
+    end = raw.index(name.encode()) + len(name)
+    if to:
+        raw[end - len(name) : end] = to.encode()
+    for place, width, value in ((end + 20, 4, kind), (end + 24, 8, offset)):
+        if value is not None:
+            raw[place : place + width] = value.to_bytes(width, "little")
+    source.write_bytes(raw)
+    return source
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kind": 1}, r"attn_q\.weight .*leave \d+ bytes between"),  # F16 in the place of F32
+        ({"kind": 28}, r"attn_q\.weight .*share bytes"),  # F64
+        ({"kind": 12}, r"attn_q\.weight .* in Q4_K, whose blocks of 256"),
+        ({"kind": 99}, r"attn_q\.weight .*unknown type number 99.*Q8_0"),
+        ({"offset": 0}, r"attn_q\.weight .*share bytes"),
+        ({"offset": 33}, r"attn_q\.weight .*at byte 33 .*alignment 32"),
+        ({"offset": 1 << 50}, r"attn_q\.weight cannot be read: fetch"),
+        ({"to": "blk.1.attn_q.weight"}, r"blk\.1\.attn_q\.weight is twice"),
+    ],
+)
+def test_tensors_that_lie_wrong(tiny_model: TinyModel, tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    target = write_gguf(tiny_model("llama"), tmp_path / "m.gguf", "llama")
+    open_gguf(edit_tensor(target, "blk.0.attn_q.weight", offset=None))
+    edit_tensor(target, "blk.0.attn_q.weight", **change)
+    with pytest.raises((CheckpointError, UnsupportedError), match=words):
+        GgufFile(target)
+
+
+def test_another_version_is_named(tiny_model: TinyModel, tmp_path: Path) -> None:
+    target = write_gguf(tiny_model("llama"), tmp_path / "m.gguf", "llama")
+    raw = bytearray(target.read_bytes())
+    raw[4] = 99
+    target.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"GGUF version 99; read are 2, 3\."):
+        open_gguf(target)
+
+
+def test_more_layers_than_the_block_count(tiny_model: TinyModel, tmp_path: Path) -> None:
+    target = write_gguf(tiny_model("llama"), tmp_path / "m.gguf", "llama")
+    raw = bytearray(target.read_bytes())
+    place = raw.index(b"llama.block_count") + len("llama.block_count") + 4
+    raw[place : place + 4] = (1).to_bytes(4, "little")
+    target.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\..*beyond the 1 .*block_count"):
+        load(target)
 
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:

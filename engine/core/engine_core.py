@@ -29,6 +29,7 @@ from .prefix_cache import PrefixCache
 from .request import Sample
 from .runner import ModelRunner, StepResult
 from .scheduler import Scheduler
+from .warm_up import warm_up
 
 if TYPE_CHECKING:
     from ..grammar.constraint import Constraint
@@ -59,6 +60,8 @@ class EngineCore:
         parts = load_parts(config)
         self._set_up(config, parts.model, parts.platform, parts.kernels, parts.vocab_size, parts.vocabulary)
         self._pooling = parts.pooling
+        warm_up(self)
+        self._counters, self._next_order = EngineStats(num_blocks=self._plan.num_blocks), 0
 
     @classmethod
     def from_parts(

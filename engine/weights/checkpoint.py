@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import CheckpointError
+from ...quant.formats.missing import missing
 
 
 class Checkpoint(ABC):
@@ -49,7 +50,7 @@ class Checkpoint(ABC):
     def get(self, name: str) -> Tensor:
         """Read one tensor and count it as taken; CheckpointError when it is missing."""
         if name not in self.names:
-            raise CheckpointError(f"tensor {name} is missing from {self.location(name)}")
+            raise CheckpointError(missing(self, name))
         self.taken.add(name)
         return self._read(name)
 

@@ -16,6 +16,7 @@ from ...quant.canonical import PackedWeight
 from ...quant.footprint import StoredLinear, merge_stored
 from ...quant.formats import Format
 from ...quant.formats.gguf import GgufFormat
+from ...quant.formats.missing import missing
 from ...quant.formats.names import stored_module
 from ...quant.kv_scales import KVScales, check_kv_scales, scaled_layers
 from ...quant.packing import num_words
@@ -204,7 +205,7 @@ class HeaderLoader(Loader):
 
     def _require(self, name: str) -> None:
         if not self.checkpoint.has(name):
-            raise CheckpointError(f"tensor {name} is missing from {self.checkpoint.location(name)}")
+            raise CheckpointError(missing(self.checkpoint, name))
 
 
 def _hollow(stored: StoredLinear) -> PackedWeight:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...errors import CheckpointError, UnsupportedError
 from ...log import get_logger
+from ...quant.formats.missing import missing
 from .checkpoint import Checkpoint
 from .fused_experts import split_experts
 from .safetensors_header import DTYPES, TensorEntry, read_header
@@ -49,7 +50,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def _entry(self, name: str) -> TensorEntry:
         if name not in self._entries:
-            raise CheckpointError(f"tensor {name} is missing from {self.location(name)}")
+            raise CheckpointError(missing(self, name))
         return self._entries[name]
 
     def rows(self, name: str) -> Iterator[tuple[int, Tensor]]:

@@ -30,6 +30,7 @@ from .awq_packing import stream_of_interleaved, unpack_gemv_fast, unpack_interle
 from .base import Format, TensorSource, is_packed
 from .config_values import group_size, names
 from .dense import load_dense
+from .missing import missing
 from .names import is_head
 
 BITS = 4
@@ -193,7 +194,7 @@ class _Reader:
     def _matrix(self, part: str) -> tuple[int, int]:
         name = f"{self.module}.{part}"
         if not self.source.has(name):
-            raise CheckpointError(f"{name} is missing from {self.source.location(name)}")
+            raise CheckpointError(missing(self.source, name))
         shape = self.source.shape(name)
         if len(shape) != 2:
             raise CheckpointError(f"{name} in {self.source.location(name)} is {list(shape)}; it must be a matrix")

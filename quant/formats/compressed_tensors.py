@@ -32,6 +32,7 @@ from .compressed_tensors_config import parse_compressed_tensors
 from .dense import load_dense
 from .dtypes import is_stored_plain
 from .groups import contiguous_groups
+from .missing import missing
 from .tensor_reading import (
     block_of_scales,
     eight_bit_scheme,
@@ -115,7 +116,7 @@ class CompressedTensorsFormat(Format):
             return scheme
         name = next((f"{module}.{part}" for part in _PARTS if source.has(f"{module}.{part}")), f"{module}.weight")
         if not source.has(name):
-            raise CheckpointError(f"{name} is missing from {source.location(name)}")
+            raise CheckpointError(missing(source, name))
         raise CheckpointError(
             f"{name} in {source.location(name)} is stored quantized, but the config leaves {module} out (ignore, or no "
             f"matching target): nothing says how to read it"
@@ -140,11 +141,15 @@ def _has_exponents(source: TensorSource, name: str) -> bool:
 def micro_scaled_shape(source: TensorSource, module: str, scheme: MicroScaled) -> tuple[int, int]:
     """(N, K), after checking that codes and scales fit each other."""
     fp4 = scheme.element is Element.FP4
-    name = next((n for n in (f"{module}.weight_packed", f"{module}.weight") if source.has(n)), f"{module}.weight")
+    packed = f"{module}.weight_packed"
+    name = next((n for n in (packed, f"{module}.weight") if source.has(n)), packed if fp4 else f"{module}.weight")
     rows, width = matrix_shape(source, name)
     shape = (rows, width * 2 if fp4 else width)
     wanted = torch.uint8 if fp4 else torch.float8_e4m3fn
-    scales = source.shape(f"{module}.weight_scale") if source.has(f"{module}.weight_scale") else ()
+    scale_name = f"{module}.weight_scale"
+    if not source.has(scale_name):
+        raise CheckpointError(missing(source, scale_name, f"{scheme} weights have no meaning without it"))
+    scales = source.shape(scale_name)
     if source.dtype(name) is not wanted or scales != (rows, -(-shape[1] // scheme.group_size)):
         raise CheckpointError(
             f"{module} in {source.location(name)}: {name} is {source.dtype(name)} {[rows, width]} and its scales are "
@@ -152,7 +157,7 @@ def micro_scaled_shape(source: TensorSource, module: str, scheme: MicroScaled) -
         )
     divisor = f"{module}.weight_global_scale"
     if not scheme.power_of_two and not source.has(divisor):
-        raise CheckpointError(f"{divisor} is missing from {source.location(divisor)}; {scheme} weights need it")
+        raise CheckpointError(missing(source, divisor, f"{scheme} weights need it"))
     return shape
 
 
@@ -205,6 +210,8 @@ class _Integers:
     def _unpacked_shape(self) -> tuple[int, int]:
         """Of codes that take a byte each."""
         name = f"{self.module}.weight"
+        if not self.source.has(name):
+            raise CheckpointError(missing(self.source, f"{self.module}.weight_packed"))
         shape = matrix_shape(self.source, name)
         refuse_dtype(self.source, name, torch.int8, f"{self.scheme} (weights type: int)")
         return shape

@@ -30,6 +30,7 @@ from .dense import load_dense
 from .gptq_claims import Claims
 from .gptq_config import BITS, GPTQConfig, parse_gptq_config
 from .groups import contiguous_groups
+from .missing import missing
 
 log = get_logger(__name__)
 
@@ -106,7 +107,7 @@ class _PackedReader:
     def _matrix_shape(self, part: str) -> tuple[int, int]:
         name = f"{self.module}.{part}"
         if not self.source.has(name):
-            raise CheckpointError(f"{name} is missing from {self.source.location(name)}")
+            raise CheckpointError(missing(self.source, name))
         shape = self.source.shape(name)
         if len(shape) != 2:
             raise CheckpointError(f"{name} in {self.source.location(name)} is {list(shape)}; it must be a matrix")

@@ -13,6 +13,7 @@ from ...errors import CheckpointError, UnsupportedError
 from ..canonical import EightBitWeight
 from ..scheme import Activation, Fp8, Int8, LowBit, MicroScaled
 from .base_source import TensorSource
+from .missing import missing
 
 WithActivation = TypeVar("WithActivation", bound=Int8 | Fp8 | LowBit | MicroScaled)
 Block = tuple[int, int]
@@ -21,7 +22,7 @@ Block = tuple[int, int]
 def matrix_shape(source: TensorSource, name: str) -> tuple[int, int]:
     """Shape of a stored matrix; CheckpointError when it is missing or none."""
     if not source.has(name):
-        raise CheckpointError(f"{name} is missing from {source.location(name)}")
+        raise CheckpointError(missing(source, name))
     shape = source.shape(name)
     if len(shape) != 2:
         raise CheckpointError(f"{name} in {source.location(name)} is {list(shape)}; it must be a matrix")
@@ -31,7 +32,7 @@ def matrix_shape(source: TensorSource, name: str) -> tuple[int, int]:
 def block_of_scales(source: TensorSource, name: str, shape: tuple[int, int], declared: Block) -> Block:
     """The block (rows, columns) that the shape of stored scales proves for a weight [N, K]."""
     if not source.has(name):
-        raise CheckpointError(f"{name} is missing from {source.location(name)}: its weight has no meaning without it")
+        raise CheckpointError(missing(source, name, "its weight has no meaning without it"))
     stored = source.shape(name)
     if _fits(stored, shape, declared):
         return declared

@@ -90,6 +90,8 @@ $(RUN_STAMP): pyproject.toml
 	        2>/dev/null || echo '$(PINNED_TORCH)'); \
 	fi; \
 	if [ "$$torch" = system ]; then \
+	    $(PYTHON) -c 'import torch' 2>/dev/null || \
+	        { echo "$(PYTHON) has no torch: install one there, set PYTHON, or leave TORCH out" >&2; exit 1; }; \
 	    echo "using the torch of $(PYTHON)"; \
 	    $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else \

@@ -29,6 +29,8 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(**kwargs, allow_abbrev=False)
+        # -5GiB is a wrong value, which its converter refuses in words, and no option.
+        self._negative_number_matcher = re.compile(r"-\.?[0-9]")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse all of ``args``; an unknown option is named together with the one most like it."""
@@ -120,5 +122,15 @@ def byte_size(text: str) -> int:
     """Bytes from ``512M``, ``4GiB`` or a plain number; K, M, G and T are powers of 1024."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not match:
+        if re.match(r"-\s*[0-9]", text.strip()):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a size: it is below 0; write one such as 4G")
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; write bytes, or K, M, G or T as in 4G")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def memory_size(text: str) -> int:
+    """`byte_size` of memory for a model: a small number without a unit is one whose unit was forgotten."""
+    size = byte_size(text)
+    if size < _UNITS["M"] and text.strip()[-1].isdigit():
+        raise argparse.ArgumentTypeError(f"{text} means {size} bytes; add a unit, as in {text.strip()}G")
+    return size

@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING
 
 from .engine_options import add_engine_arguments, engine_config
-from .parser import byte_size, positive_int
+from .parser import memory_size, positive_int
 
 if TYPE_CHECKING:
     from ..engine.plan import ModelPlan, SchemePlan
@@ -22,7 +22,7 @@ _FIELDS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--arch", metavar="ARCH", help="plan for a GPU such as gfx942 or sm_90 (default: this device)")
-    parser.add_argument("--memory", type=byte_size, metavar="SIZE",
+    parser.add_argument("--memory", type=memory_size, metavar="SIZE",
                         help="memory for weights and KV cache (default: what is free on this device)")  # fmt: skip
     parser.add_argument("--lengths", type=positive_int, nargs="+", metavar="N",
                         help="request lengths, prompt plus output (default: some up to the longest)")  # fmt: skip

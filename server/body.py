@@ -120,6 +120,7 @@ def _validation_error(message: str) -> RequestError:
     missing = _MISSING.search(text)
     if missing:
         path = f"{path}.{missing.group(1)}" if path else missing.group(1)
+        return RequestError(f"{path} is missing; the request needs it", param=path)
     # msgspec writes `field[...]` where the wrong key of a mapping is not known: the field is the best name then.
     path = path.split("[...]")[0]
     return RequestError(f"{path or 'the request body'}: {text[0].lower() + text[1:]}", param=path or None)

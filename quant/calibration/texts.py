@@ -76,7 +76,11 @@ def _beginning(tokenizer: Encoder) -> list[int]:
 def _documents(tokenizer: Encoder, path: Path) -> Iterator[list[int]]:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a directory; give one file of text or JSON lines") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read {path} as UTF-8 text: {error}") from None
     if path.suffix not in (".jsonl", ".json"):
         yield tokenizer.encode(text, add_special_tokens=False)

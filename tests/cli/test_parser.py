@@ -4,7 +4,16 @@ import argparse
 
 import pytest
 from twofold.cli.engine_options import add_engine_arguments, engine_config
-from twofold.cli.parser import CommandParser, byte_size, closest, natural_int, number, positive_int, whole_number
+from twofold.cli.parser import (
+    CommandParser,
+    byte_size,
+    closest,
+    memory_size,
+    natural_int,
+    number,
+    positive_int,
+    whole_number,
+)
 from twofold.engine.config import EngineConfig
 from twofold.errors import ConfigError
 
@@ -131,3 +140,11 @@ def test_a_short_word_with_another_beginning_is_no_slip() -> None:
 
 def test_closest_says_nothing_without_a_likeness() -> None:
     assert closest("xyz", ["serve", "chat"]) == ""
+
+
+def test_memory_without_a_unit() -> None:
+    assert memory_size("12G") == 12 << 30 and memory_size("8589934592") == 8 << 30 and memory_size("12K") == 12 << 10
+    with pytest.raises(argparse.ArgumentTypeError, match="12 means 12 bytes; add a unit, as in 12G"):
+        memory_size("12")
+    with pytest.raises(argparse.ArgumentTypeError, match="below 0"):
+        memory_size("-5GiB")

@@ -12,7 +12,9 @@ from ..errors import ConfigError, TwofoldError
 from . import diagnosis
 from .engine_options import add_engine_arguments, engine_config
 
-_MODEL_FIELDS = ("dtype", "quantization", "block_size", "kv_cache_dtype", "cpu_activations", "strict_kernels")
+_MODEL_FIELDS = (
+    "dtype", "quantization", "block_size", "kv_cache_dtype", "cpu_activations", "strict_kernels", "allow_pickle",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,6 +106,7 @@ def make_model_report(args: argparse.Namespace) -> dict[str, Any]:
             block_size=config.block_size,
             quantization=config.quantization,
             kv_cache_dtype=config.kv_cache_dtype,
+            allow_pickle=config.allow_pickle,
         )
         # What the core itself asks for, beside the model.
         kernels.select("copy_blocks", PlainProblem(dtype))

@@ -91,6 +91,7 @@ def make_plan(
             block_size=config.block_size,
             quantization=quantization,
             kv_cache_dtype=kv_cache_dtype,
+            allow_pickle=config.allow_pickle,
         )
 
     kinds = KV_CACHE_DTYPES if config.kv_cache_dtype == "auto" else (config.kv_cache_dtype,)

@@ -36,13 +36,15 @@ def survey_model(
     block_size: int,
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
+    allow_pickle: bool = False,
 ) -> Survey:
     """Survey a model for a device. Raises what loading it would: CheckpointError, ConfigError, UnsupportedError.
 
-    ``quantization`` is what would be done at load: int8, int4 or fp8; ``kv_cache_dtype`` auto, fp8 or int8.
+    ``quantization`` is what would be done at load: int8, int4 or fp8; ``kv_cache_dtype`` auto, fp8 or int8;
+    with ``allow_pickle`` the tensors' sizes may be read from pickles.
     """
     config = load_model_config(files)
-    checkpoint = open_checkpoint(files)
+    checkpoint = open_checkpoint(files, allow_pickle=allow_pickle)
     quant_format = load_format(config.quantization, quantization, checkpoint)
     kv_cache = kv_cache_type(kv_cache_dtype, dtype, kernels.spec, config.quantization)
     return survey_checkpoint(config, checkpoint, quant_format, kernels, dtype, block_size, kv_cache)

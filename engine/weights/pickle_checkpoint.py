@@ -6,6 +6,7 @@ A pickle is a program. torch's restricted reader (``weights_only``) builds tenso
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import torch
@@ -53,13 +54,20 @@ class PickleCheckpoint(Checkpoint):
         return self._tensor(name).clone()
 
 
+def _reason(error: Exception) -> str:
+    """What is wrong with a pickle; torch's own words advise to run the program in it."""
+    if isinstance(error, pickle.UnpicklingError):
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        return f"it calls {found[1]}" if found else "it holds more than tensors, or is damaged"
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
 def _read_file(file: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{file} cannot be read as tensors alone ({reason}); convert the model to safetensors"
+            f"{file} cannot be read as tensors alone ({_reason(error)}); convert the model to safetensors"
         ) from None
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise CheckpointError(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from paged_runner import load, logits_of
 from safetensors.torch import load_file
+from twofold.cli import main
 from twofold.engine.config import EngineConfig
 from twofold.engine.model_check import check_model
 from twofold.engine.models import Decoder, load_model
@@ -77,9 +78,16 @@ class Program:
 def test_code_in_a_pickle_does_not_run(pickled: Path, tmp_path: Path) -> None:
     target = tmp_path / "made-by-the-pickle"
     torch.save({"w": Program(target)}, pickled / "pytorch_model-00001-of-00002.bin")
-    with pytest.raises(CheckpointError, match=r"00001-of-00002\.bin cannot be read as tensors alone"):
+    with pytest.raises(CheckpointError, match=r"00001-of-00002\.bin cannot be read as tensors alone \(it calls") as no:
         load_pickled(pickled)
     assert not target.exists()
+    assert "mkdir" in str(no.value) and "weights_only" not in str(no.value)
+
+
+def test_doctor_takes_the_option_that_it_names(pickled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(pickled), "--device", "cpu"]) == 1
+    assert "--allow-pickle" in capsys.readouterr().out
+    assert main(["doctor", str(pickled), "--device", "cpu", "--allow-pickle"]) == 0
 
 
 def test_not_a_dictionary_of_tensors(pickled: Path) -> None:

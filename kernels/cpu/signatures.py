@@ -10,9 +10,6 @@ _U = ctypes.c_uint32
 SIGNATURES: dict[str, list[type]] = {
     "twofold_set_threads_cell": [_P],
     "twofold_advise_large_pages": [_P, _N],
-    "twofold_touch_ahead": [_P, _N, _N, _P],
-    "twofold_get_pages": [_P, _N],
-    "twofold_give_back": [_P, _N],
     "twofold_panel_width": [],
     "twofold_pack_rows": [_P, _I, _N, _N, _N, _N, _U, _P, _P, _P, _N, _P],
     "twofold_pack_bytes": [_P, _N, _N, _N, _N, _N, _P],
@@ -49,9 +46,6 @@ RETURNING = ("twofold_panel_width", "twofold_expert_linear", "twofold_tape_run")
 _NOT_RECORDED = (
     "twofold_set_threads_cell",
     "twofold_advise_large_pages",
-    "twofold_touch_ahead",
-    "twofold_get_pages",
-    "twofold_give_back",
     "twofold_panel_width",
     "twofold_interleaved_stream",
     "twofold_gather_codes",

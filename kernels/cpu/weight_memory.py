@@ -4,13 +4,12 @@ A step reads every weight once, so with 4 KiB pages it misses the TLB once per p
 page's end. Weights are carved out of large areas, because one alone would often not fill a large page. An area lives
 as long as a weight in it.
 
-The first write to a page is slow, above all where a virtual machine must get it from its host. So who knows what is
-coming says so with ``reserve``, and a thread gets pages while files are read and weights packed.
+Who knows what is coming says so with ``reserve``: then all of it lies in one area. Nothing gets pages in advance: a
+thread that did so beside packing from mapped files, measured, cost more than it gave.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 import sys
 import threading
@@ -26,9 +25,6 @@ from .library import library
 _PAGE = 2 << 20
 _CHUNK = 32 * _PAGE
 _ALIGNMENT = 256
-# What the thread may touch before it is asked for.
-_AHEAD = 96 << 20
-_STOP = -1
 
 _lock = threading.Lock()
 _rest = torch.empty(0, dtype=torch.uint8)
@@ -41,8 +37,6 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     taken = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
     with _lock:
         area = _take(taken)
-    if num_bytes:
-        library().twofold_get_pages(area.data_ptr(), num_bytes)
     return area[:num_bytes].view(dtype).view(shape)
 
 
@@ -58,9 +52,9 @@ def scratch(num_bytes: int) -> Tensor:
 
 @contextmanager
 def reserve(num_bytes: int) -> Iterator[None]:
-    """While this is open, ``empty`` takes from one area of ``num_bytes``, whose pages a thread gets in advance.
+    """While this is open, ``empty`` takes from one area of ``num_bytes``.
 
-    An estimate: what does not fit is allocated as ever, and memory that nobody took is given back at the end. One
+    An estimate: what does not fit is allocated as ever, and memory that nobody took is never backed by pages. One
     reservation is open at a time; another one does nothing.
     """
     global _reservation
@@ -76,18 +70,14 @@ def reserve(num_bytes: int) -> Iterator[None]:
         if opened is not None:
             with _lock:
                 _reservation = None
-            opened.close()
 
 
 class _Reservation:
-    """An area, how much of it is taken, and the thread that touches its pages a little ahead of that."""
+    """An area, and how much of it is taken."""
 
     def __init__(self, num_bytes: int) -> None:
         self._area = _allocate(-(-num_bytes // _PAGE) * _PAGE)
-        self._taken = ctypes.c_ssize_t(0)
-        arguments = (self._area.data_ptr(), len(self._area), _AHEAD, ctypes.addressof(self._taken))
-        self._thread = threading.Thread(target=library().twofold_touch_ahead, args=arguments, name="weight-pages")
-        self._thread.start()
+        self._taken = 0
         self._scratch = np.empty(0, np.uint8)
 
     def scratch(self, num_bytes: int) -> np.ndarray:
@@ -97,18 +87,11 @@ class _Reservation:
         return self._scratch[:num_bytes]
 
     def take(self, num_bytes: int) -> Tensor | None:
-        first = self._taken.value
+        first = self._taken
         if first + num_bytes > len(self._area):
             return None
-        self._taken.value = first + num_bytes
+        self._taken = first + num_bytes
         return self._area[first : first + num_bytes]
-
-    def close(self) -> None:
-        first = -(-self._taken.value // _PAGE) * _PAGE
-        self._taken.value = _STOP
-        self._thread.join()
-        if first < len(self._area):
-            library().twofold_give_back(self._area.data_ptr() + first, len(self._area) - first)
 
 
 def _take(num_bytes: int) -> Tensor:

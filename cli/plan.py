@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _FIELDS = (
     "device", "dtype", "quantization", "max_model_len", "block_size", "kv_cache_dtype", "cpu_activations",
-    "kv_cache_bytes", "memory_fraction", "max_num_seqs", "max_num_batched_tokens", "strict_kernels",
+    "kv_cache_bytes", "memory_fraction", "max_num_seqs", "max_num_batched_tokens", "strict_kernels", "allow_pickle",
 )  # fmt: skip
 
 

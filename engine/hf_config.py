@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from ..errors import ConfigError, UnsupportedError
+from ..log import get_logger
 from . import layer_windows
 from .config_values import choice, number, size
 from .families import FAMILIES, ExpertFamily, Family
 from .model_config import ExpertsConfig, ModelConfig
 from .rope_config import parse_rope, parse_ropes
+
+logger = get_logger(__name__)
 
 __all__ = ["FAMILIES", "parse_config", "parse_rope"]
 
@@ -36,7 +40,22 @@ def parse_config(
         config = _build(raw, quantization, generation or {}, tokenizer_eos)
     except (ConfigError, UnsupportedError) as error:
         raise type(error)(f"{source}: {error}") from None
+    beyond = tuple(sorted(token for token in config.eos_token_ids if token >= config.vocab_size))
+    if beyond:
+        _warn_of_eos(source, beyond, config.vocab_size)
     return config
+
+
+@functools.cache
+def _warn_of_eos(source: str, beyond: tuple[int, ...], vocab_size: int) -> None:
+    """Once for each model, however often its config is read."""
+    logger.warning(
+        "%s: eos_token_id %s (in it, generation_config.json or the tokenizer's files) is beyond the vocabulary of %d "
+        "tokens: no answer ends with it. Correct it, or take the files that came with the model",
+        source,
+        ", ".join(map(str, beyond)),
+        vocab_size,
+    )
 
 
 def _build(

@@ -67,7 +67,8 @@ def check_unexpected(
 
 def _refuse_layers(checkpoint: Checkpoint, num_layers: int, files: Collection[str]) -> None:
     """CheckpointError where the model's files hold more layers than the config says: fewer would answer nonsense."""
-    predicting, extra = set(), {}
+    predicting: set[int] = set()
+    extra: dict[int, str] = {}
     for name in sorted(checkpoint.names):
         match = _DECODER_LAYER.match(name)
         if match is not None and int(match[1]) >= num_layers and checkpoint.location(name) in files:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,22 @@ class TestFolder:
         config = load_model_config(ModelFiles("x", tmp_path, "directory"))
         assert config.eos_token_ids == {5, 6, 7, 8}
         assert config.generation == {"temperature": 0.6, "top_k": 20}
+
+    @pytest.mark.parametrize(("eos", "warned"), [([5, 256], "256"), (255, ""), (None, ""), (-1, "")])
+    def test_an_end_beyond_the_vocabulary_is_a_warning(
+        self, tiny_model: Callable[..., Path], tmp_path: Path, eos: object, warned: str
+    ) -> None:
+        raw = json.loads((tiny_model("llama") / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(raw | {"eos_token_id": eos, "vocab_size": 256}))
+        messages: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("twofold").addHandler(handler)
+        for _ in range(2):
+            load_model_config(ModelFiles("x", tmp_path, "directory"))
+        logging.getLogger("twofold").removeHandler(handler)
+        found = [message for message in messages if f"eos_token_id {warned} (" in message and "256 tokens" in message]
+        assert len(found) == len(messages) == bool(warned)
 
     def test_older_tools_write_the_quantization_beside_the_config(
         self, tiny_model: Callable[..., Path], tmp_path: Path

@@ -70,7 +70,7 @@ class TokenOutput:
     error: str | None = None
     error_param: str | None = None
     embedding: bytes | None = None
-    queue_seconds: float | None = None
+    queue_seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True, kw_only=True)

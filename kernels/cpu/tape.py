@@ -153,4 +153,7 @@ class _OnlyKernels(TorchDispatchMode):
         if returns and all(each.alias_info is not None and not each.alias_info.is_write for each in returns):
             return func(*args, **kwargs)
         shapes = ", ".join(f"{arg.dtype} {list(arg.shape)}" for arg in args if isinstance(arg, torch.Tensor))
-        raise UnrecordableError(f"{func} of {shapes or 'numbers'} has no kernel that a recorded step could call")
+        raise UnrecordableError(
+            f"a layer is computed by torch, whose {func} of {shapes or 'numbers'} has no kernel that a recorded step "
+            "could call; the lines about kernels above name the layers with a torch kernel"
+        )

@@ -64,9 +64,11 @@ class ApiKey:
         self.num_open += 1
         return None
 
-    def release(self) -> None:
-        """A request that `refusal` took has ended."""
+    def release(self, *, counts: bool = True) -> None:
+        """A request that `refusal` took has ended; one that does not count is given back to the minute's budget."""
         self.num_open -= 1
+        if not counts:
+            self.budget += 1
 
 
 class ApiKeys:

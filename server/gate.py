@@ -21,6 +21,8 @@ _UNBOUNDED = ("/health", "/metrics")
 _KEYLESS = ("/health",)
 # The customary status of a request whose client left before an answer.
 _NOTHING_SENT = "499"
+# Refused by the headers alone: they do not count for a key's requests per minute.
+_UNREAD = ("405", "415")
 _NO_KEY = ErrorReply(
     401,
     "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
@@ -70,7 +72,7 @@ class Gate:
             scope.pop(CHUNK_WRITER, None)
             self._state.num_open -= bounded
             if key is not None:
-                key.release()
+                key.release(counts=status not in _UNREAD)
             handler = getattr(scope.get("endpoint"), "__name__", "none")
             self._state.metrics.http_requests.labels(handler, status).inc()
             if self._access_log:

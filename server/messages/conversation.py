@@ -38,6 +38,7 @@ def chat_request(body: CountTokensRequest, *, thinks: bool) -> ChatRequest:
             messages.append(Message(role=message.role, content=message.content))
         else:
             _append_blocks(messages, message.role, message.content, place)
+    _check_results(messages)
     fields = {name: value for name in _SAME if (value := getattr(body, name, None)) is not None}
     if isinstance(body, MessagesRequest):
         fields["max_completion_tokens"] = body.max_tokens
@@ -57,7 +58,7 @@ def chat_request(body: CountTokensRequest, *, thinks: bool) -> ChatRequest:
         stream=True,
         stream_options=StreamOptions(include_usage=True),
         parallel_tool_calls=False if tool_choice.get("disable_parallel_tool_use") else None,
-        thinking_token_budget=_budget(body.thinking) if thinks else None,
+        thinking_token_budget=(body.thinking or {}).get("budget_tokens") if thinks else None,
         include_reasoning=False if (body.thinking or {}).get("display") == "omitted" else None,
         reasoning_effort=_effort(body.output_config),
         **fields,
@@ -71,11 +72,17 @@ def _effort(config: dict[str, Any] | None) -> str | None:
     return effort
 
 
-def _budget(thinking: dict[str, Any] | None) -> int | None:
-    budget = (thinking or {}).get("budget_tokens")
-    if budget is not None and (type(budget) is not int or budget < 0):
-        raise RequestError("thinking.budget_tokens must be a whole number from 0", param="thinking.budget_tokens")
-    return budget
+def _check_results(messages: list[Message]) -> None:
+    """RequestError for the result of a call that no earlier turn has made."""
+    called: set[str] = set()
+    for message in messages:
+        called.update(call["id"] for call in message.tool_calls or ())
+        if message.role == "tool" and message.tool_call_id not in called:
+            raise RequestError(
+                f"a tool_result has the tool_use_id {message.tool_call_id!r}, which no earlier tool_use has; send the "
+                "assistant's message with the call before it",
+                param="messages",
+            )
 
 
 def _append_blocks(messages: list[Message], role: str, blocks: list[dict[str, Any]], place: str) -> None:

@@ -21,6 +21,8 @@ REFUSED: Refusals = {
     "speed": ("there is one speed", (None, "standard")),
 }
 _THINKING = ("enabled", "disabled", "adaptive")
+# Anthropic's own bound.
+_MIN_BUDGET = 1024
 _DISPLAYS = (None, "summarized", "omitted")
 
 
@@ -65,6 +67,12 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
             if value not in accepted:
                 named = ", ".join(str(item) for item in accepted if item is not None)
                 raise RequestError(f"thinking.{name} is {value!r}; it must be one of {named}", param=f"thinking.{name}")
+        budget = (self.thinking or {}).get("budget_tokens")
+        if budget is not None and (type(budget) is not int or budget < _MIN_BUDGET):
+            raise RequestError(
+                f"thinking.budget_tokens is {budget!r}; it must be a whole number of at least {_MIN_BUDGET}",
+                param="thinking.budget_tokens",
+            )
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):

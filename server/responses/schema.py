@@ -35,10 +35,8 @@ REASONING_REFUSED: Refusals = {
 }
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-# The others ask for parts of items that no response has here.
-INCLUDABLE = (
-    LOGPROBS,
-    ENCRYPTED,
+INCLUDABLE = (LOGPROBS, ENCRYPTED)
+NOT_INCLUDABLE = (
     "file_search_call.results",
     "web_search_call.results",
     "web_search_call.action.sources",
@@ -138,6 +136,8 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
 def check_include(include: Iterable[str]) -> None:
     """RequestError for what no response can include."""
     for name in include:
+        if name in NOT_INCLUDABLE:
+            raise RequestError(f"include: no response has {name} here; leave it out", param="include")
         if name not in INCLUDABLE:
             raise RequestError(f"include has {name[:80]!r}; known: {', '.join(INCLUDABLE)}", param="include")
 

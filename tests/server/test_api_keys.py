@@ -139,3 +139,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_keys_are_not_shown() -> None:
     assert "secret" not in repr(ServerConfig(api_keys=("secret",)))
+
+
+def test_what_does_not_count_is_given_back() -> None:
+    key = ApiKey(KeyEntry(name="a", hash=digest("a"), requests_per_minute=1))
+    for _ in range(3):
+        assert key.refusal() is None
+        key.release(counts=False)
+    assert key.refusal() is None and key.refusal() is not None and key.num_open == 1

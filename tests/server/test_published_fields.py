@@ -124,7 +124,7 @@ def test_noted_fields_change_nothing(chain: RunningServer, path: str) -> None:
         ("/v1/chat/completions", "verbosity", ["medium"]),
         ("/v1/chat/completions", "prompt_cache_options", [{"mode": "implicit"}]),
         ("/v1/responses", "truncation", ["auto", "disabled"]),
-        ("/v1/responses", "include", [["reasoning.encrypted_content"], ["web_search_call.results"]]),
+        ("/v1/responses", "include", [["reasoning.encrypted_content"], ["message.output_text.logprobs"]]),
         ("/v1/responses", "text", [{"verbosity": "medium"}]),
         ("/v1/responses", "reasoning", [{"summary": "auto", "context": "auto", "mode": "standard"}]),
         ("/v1/messages", "speed", ["standard"]),
@@ -149,6 +149,7 @@ def test_values_that_ask_for_nothing_pass(chain: RunningServer, path: str, name:
         ("/v1/chat/completions", {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages[0]"),
         ("/v1/chat/completions", {"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
         ("/v1/responses", {"include": ["everything"]}, "include"),
+        ("/v1/responses", {"include": ["web_search_call.results"]}, "include"),
         ("/v1/responses", {"text": {"verbosity": "low"}}, "text.verbosity"),
         ("/v1/responses", {"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ("/v1/responses", {"reasoning": {"context": "all_turns"}}, "reasoning.context"),
@@ -177,7 +178,7 @@ def test_fields_within_fields() -> None:
     assert published(shared_params.Reasoning) <= reasoning
     assert published(response_types.ResponseTextConfigParam) <= {"format", *responses.TEXT_REFUSED}
     assert published(chat_types.ChatCompletionStreamOptionsParam) <= set(schema.StreamOptions.__struct_fields__)
-    assert set(typing.get_args(response_types.ResponseIncludable)) <= set(responses.INCLUDABLE)
+    assert set(typing.get_args(response_types.ResponseIncludable)) <= {*responses.INCLUDABLE, *responses.NOT_INCLUDABLE}
 
 
 def test_a_refusal_in_the_history_is_its_text(chain: RunningServer) -> None:

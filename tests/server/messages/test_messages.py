@@ -176,3 +176,12 @@ def test_a_failure_in_the_stream() -> None:
         stream = ask(client, model=server.model, stream=True, max_tokens=50, extra_body={"ignore_eos": True})
         with pytest.raises(anthropic.APIStatusError, match="fifth step"):
             list(stream)
+
+
+def test_small_budgets_and_results_of_no_call(claude: anthropic.Anthropic) -> None:
+    for budget in (0, 1023, 2000.5):
+        with pytest.raises(anthropic.BadRequestError, match="at least 1024"):
+            ask(claude, thinking={"type": "enabled", "budget_tokens": budget})
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c9", "content": "42"}]}
+    with pytest.raises(anthropic.BadRequestError, match="'c9', which no earlier tool_use has"):
+        ask(claude, [{"role": "user", "content": "e"}, result])

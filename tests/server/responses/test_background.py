@@ -106,6 +106,8 @@ def test_no_events_of_others(slow: RunningServer) -> None:
         assert response.status_code == 400 and response.json()["error"]["param"] == param
     with pytest.raises(openai.BadRequestError, match="include"):
         slow.openai.responses.retrieve(plain.id, include=["everything"])  # type: ignore[list-item]
+    with pytest.raises(openai.BadRequestError, match=r"no response has web_search_call\.results"):
+        slow.openai.responses.retrieve(plain.id, include=["web_search_call.results"])
     assert slow.openai.responses.retrieve(plain.id, include=["reasoning.encrypted_content"]).id == plain.id
 
 

@@ -133,7 +133,14 @@ class BoundedConnection(HttpToolsProtocol):
             self.limits.idle[self] = None
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(ErrorReply(400, "this is no HTTP/1.1 request", INVALID_REQUEST, code="bad_request"))
+        self._refuse(
+            ErrorReply(
+                400,
+                "this is no HTTP/1.1 request: its first line, a header or the Content-Length is wrong",
+                INVALID_REQUEST,
+                code="bad_request",
+            )
+        )
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -56,7 +56,8 @@ def add_spec_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clip",
         choices=CLIPS,
-        help=f"rtn: search each group's best range, or take its whole one as other tools do (default {_DEFAULT.clip})",
+        help="rtn: search each group's best range, or take its whole one as other tools do (default auto: whole ones "
+        "for groups of more than 32 with zero points)",
     )
     parser.add_argument(
         "--variant",

@@ -32,7 +32,7 @@ def layer_method(
 ) -> LayerMethod:
     """The method of ``spec`` for a model. ConfigError where the calibration text does not do."""
     if not spec.is_calibrated:
-        rounding = partial(quantize_nearest, clips=spec.clip == "search")
+        rounding = partial(quantize_nearest, clips=spec.clips)
         return RoundedLayers(read, rounding, InputPowers(read, load_model_config(files)))
     # transformers comes in only where a model is run.
     from ..calibration.block_model import BlockModel
@@ -76,7 +76,7 @@ def _parts(spec: QuantizeSpec) -> tuple[GroupQuantizer, FindScale | None]:
 
     options = GPTQOptions(order=spec.order)
     if spec.method == "rtn":
-        return NearestGroups(clips=spec.clip == "search"), None
+        return NearestGroups(clips=spec.clips), None
     if spec.method == "fp8":
         return Fp8Groups(), None
     if spec.method == "awq":

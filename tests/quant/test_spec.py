@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from twofold.errors import ConfigError
 from twofold.quant import QuantizeSpec, parse_quantize_spec
@@ -56,3 +58,14 @@ def test_fields() -> None:
 def test_wrong_parts_are_named(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_quantize_spec(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "clips"),
+    [("rtn:4:32", True), ("rtn:4:16", True), ("rtn:4:64", False), ("rtn:3:-1", False), ("rtn:4:64:sym", True)],
+)
+def test_ranges_of_wide_groups_with_zero_points_are_whole(text: str, clips: bool) -> None:
+    spec = parse_quantize_spec(text)
+    assert spec.clips is clips
+    assert ("whole ranges" in spec.description) is not clips
+    assert replace(spec, clip="search").clips and not replace(spec, clip="none").clips

@@ -45,12 +45,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """``tiny_model(family, **overrides)``: the folder of a small random checkpoint, built once per distinct call."""
     from tiny_models import build_tiny_model
 
-    made: dict[str, Path] = {}
+    made: dict[str, tuple[Path, dict[Path, int]]] = {}
 
     def build(family: str = "llama", **overrides: object) -> Path:
         key = f"{family}-{sorted(overrides.items())!r}"
         if key not in made:
-            made[key] = build_tiny_model(tmp_path_factory.mktemp(family), family, **overrides)
-        return made[key]
+            folder = build_tiny_model(tmp_path_factory.mktemp(family), family, **overrides)
+            made[key] = folder, {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+        folder, written = made[key]
+        changed = [path for path, time in written.items() if path.stat().st_mtime_ns != time]
+        assert not changed, f"a test has changed {changed}, which all share; copy the folder first"
+        return folder
 
     return build

@@ -79,7 +79,8 @@ class LinearStack:
 
     def _copy(self, rows: Tensor, dtype: torch.dtype) -> None:
         if rows.shape[0] == self._num_rows:
-            self._matrix = rows.to(device=self._device, dtype=dtype).contiguous()
+            # A copy in any case: rows may lie in a buffer that the next tensor is read into.
+            self._matrix = rows.to(device=self._device, dtype=dtype, copy=True).contiguous()
             return
         if self._matrix is None:
             self._matrix = torch.empty((self._num_rows, *rows.shape[1:]), dtype=dtype, device=self._device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -84,7 +85,7 @@ def test_every_function_that_may_be_recorded_has_a_call() -> None:
 )
 def test_other_operations_are_refused_by_name(step, named) -> None:
     x, recorder = randn(4, 6), TapeRecorder()
-    with pytest.raises(UnrecordableError, match=f"^{named.replace('[', '.').replace(']', '.')}"):
+    with pytest.raises(UnrecordableError, match=re.escape(named)):
         recorder.record(lambda: step(x))
     assert recorder.record(lambda: (elementwise.silu_and_mul(x),)).names == ["twofold_silu_and_mul"]
     assert torch.equal(x, randn(4, 6))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,13 +26,13 @@ TinyModel = Callable[..., Path]
 PREFIX = "model.layers.0"
 
 
-def loud_model(tiny_model: TinyModel, family: str = "llama") -> Path:
-    """One in eight features of the norms, values and up projections is eight times as large as the others."""
-    source = tiny_model(family)
+def loud_model(original: Path, folder: Path, times: float = 8.0) -> Path:
+    """One in eight features of the norms, values and up projections is so many times as large as the others."""
+    source = Path(shutil.copytree(original, folder / "loud"))
     tensors = load_file(source / "model.safetensors")
     for name, tensor in tensors.items():
         if ("norm" in name and "layers" in name) or name.endswith(("v_proj.weight", "up_proj.weight")):
-            tensor[::8] *= 8.0
+            tensor[::8] *= times
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
     return source
 
@@ -46,9 +47,9 @@ def powers_of(source: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_powers_follow_the_inputs_that_a_run_shows(tiny_model: TinyModel, family: str) -> None:
+def test_powers_follow_the_inputs_that_a_run_shows(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
     """Of every module, against the mean squares of its inputs on text."""
-    source = loud_model(tiny_model, family)
+    source = loud_model(tiny_model(family), tmp_path)
     powers = powers_of(source)
     model, hidden = first_layer(source)
     layer = model.load_layer(0)
@@ -82,7 +83,7 @@ def test_loud_columns_are_rounded_more_exactly() -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3-moe"])
 def test_the_result_is_closer(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
     """Against the same rounding without the guess."""
-    source = loud_model(tiny_model, family)
+    source = loud_model(tiny_model(family), tmp_path, times=64.0)
     quantize_model(str(source), "rtn:3:32", tmp_path / "weighed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InputPowers, "__call__", lambda self, layer: {})

@@ -33,6 +33,8 @@ SIZES = {"bf16": (2, 1024, 6144), "gptq": (5, 1024, 6144), "fp8": (2, 1024, 6144
 SLACK = 14 << 20
 # What a process grows by holds pages of all that was freed, too, more or less of them by chance.
 FREED = 12 << 20
+# Rounding at load has a run of rows in float32 beside it, and frees many times as much; the shards that it reads have 96 MB.
+ROUNDED, FREED_ROUNDED = 2 * MAPPED_CHUNK_BYTES, 48 << 20
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +72,9 @@ def test_peak_memory(
     stored = [math.prod(checkpoint.shape(name)) * checkpoint.dtype(name).itemsize for name in checkpoint.names]
     figures = measure(folder, tiny_model("llama"), quantization)
     assert figures["calls"] >= 4
-    assert figures["beside"] < max(stored) + SLACK, figures
-    assert figures["grown"] < figures["memory_bytes"] + max(stored) + SLACK + FREED, figures
+    slack, freed = (SLACK + ROUNDED, FREED_ROUNDED) if quantization else (SLACK, FREED)
+    assert figures["beside"] < max(stored) + slack, figures
+    assert figures["grown"] < figures["memory_bytes"] + max(stored) + slack + freed, figures
     assert sum(stored) > 3 * SLACK, "the model must be large beside the slack"
 
 

@@ -33,7 +33,7 @@ SIZES = {"bf16": (2, 1024, 6144), "gptq": (5, 1024, 6144), "fp8": (2, 1024, 6144
 SLACK = 14 << 20
 # What a process grows by holds pages of all that was freed, too, more or less of them by chance.
 FREED = 12 << 20
-# Rounding at load has a run of rows in float32 beside it, and frees many times as much; the shards that it reads have 96 MB.
+# Rounding at load has a run of rows in float32 beside it, and frees many times as much; its shards have 96 MB.
 ROUNDED, FREED_ROUNDED = 2 * MAPPED_CHUNK_BYTES, 48 << 20
 
 

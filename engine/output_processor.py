@@ -88,6 +88,7 @@ class _Sample:
         self._request = request
         self._index = index
         self._params = params
+        self._texts = texts
         self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params, texts)
         self._checker = StopChecker(params.stop, include=params.include_stop_str_in_output)
         self._num_prompt_tokens = len(request.prompt_token_ids)
@@ -121,11 +122,15 @@ class _Sample:
         texts: list[str] = []
         offsets: list[int] = []
         for position, token in enumerate(output.token_ids):
-            offsets.append(self._num_chars)
+            offset = self._num_chars
             self._num_tokens += 1
             last = position + 1 == len(output.token_ids)
             if not (last and token == output.stop_token) or self._params.include_stop_str_in_output:
-                texts.append(self._show(self._detokenizer.push((token,))))
+                text = self._detokenizer.push((token,))
+                # What stands for a broken character of tokens before comes first.
+                offset += max(0, len(text) - len(self._texts[token] or text))
+                texts.append(self._show(text))
+            offsets.append(offset)
             if self._checker.matched is not None:
                 break
         if output.finish_reason is not None and self._checker.matched is None:

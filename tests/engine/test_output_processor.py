@@ -204,3 +204,14 @@ def test_nothing_is_left_behind() -> None:
         processor.remove(str(number))
         processor.remove(str(number))
     assert len(processor) == 0
+
+
+def test_a_token_after_a_broken_character_begins_behind_it() -> None:
+    """The first bytes of an emoji show as one U+FFFD, once the next token tells that no more will come."""
+    processor = OutputProcessor(ByteTokenizer())
+    processor.add(make_request(logprobs=0))
+    ids = [97, *"😀".encode()[:2], 98, 99]
+    logprobs = [TokenLogprobs(token_id=i, logprob=-1.0, rank=1) for i in ids]
+    (delta,), _ = processor.process([TokenOutput(request_id="r", token_ids=ids, logprobs=logprobs)])
+    assert delta.text == "a\ufffdbc"
+    assert delta.text_offsets == [0, 1, 1, 2, 3]

@@ -34,7 +34,9 @@ async def one(client: AsyncEngineClient, prompt: str | list[int], params: Sampli
 
 
 def test_same_answers_as_in_process(tmp_path: Path) -> None:
-    build_tiny_model(tmp_path, "llama")
+    # A request without a limit must still be running when the statistics come.
+    build_tiny_model(tmp_path, "llama", max_position_embeddings=1 << 16)
+    sizes = SIZES | {"kv_cache_bytes": 1 << 26}
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.5, "top_k": 7}))
     prompts = [list(range(3, 3 + length)) for length in (1, 5, 16, 33, 40)]
     params = [
@@ -44,7 +46,7 @@ def test_same_answers_as_in_process(tmp_path: Path) -> None:
         SamplingParams(seed=3, top_k=5, repetition_penalty=1.3, max_tokens=10),
         SamplingParams(seed=4, logit_bias={5: 100}, max_tokens=5),
     ]
-    with LLM(str(tmp_path), **SIZES) as llm:
+    with LLM(str(tmp_path), **sizes) as llm:
         expected = [
             [
                 (s.text, s.token_ids, s.finish_reason, [item.logprob for item in s.logprobs or []])
@@ -54,7 +56,7 @@ def test_same_answers_as_in_process(tmp_path: Path) -> None:
         ]
 
     async def check() -> None:
-        client = await AsyncEngineClient.start(EngineConfig(model=str(tmp_path), **SIZES))
+        client = await AsyncEngineClient.start(EngineConfig(model=str(tmp_path), **sizes))
         try:
             assert client.inputs.default_params().top_k == 7
             results = await asyncio.gather(*[one(client, *pair) for pair in zip(prompts, params, strict=True)])

@@ -214,10 +214,7 @@ static void soften(const struct attention *p, const struct scratch *s, float *sc
     for (int i = 0; i < LANES; i++) lane[i] = i;
     for (int i = 0; i < columns; i += LANES) {
         vf score = load(scores + i) * load(s->score_factor + i);
-        if (p->soft_cap != 0.0f) {
-            vf e = vexp(vmin(score * splat(2.0f / p->soft_cap), splat(80.0f)));
-            score = splat(p->soft_cap) - splat(2.0f * p->soft_cap) / (e + splat(1.0f));
-        }
+        if (p->soft_cap != 0.0f) score = capped(score, p->soft_cap);
         vi column = lane + splat_int(i);
         score = choose((column >= splat_int(first)) & (column < splat_int(last)), score, splat(-INFINITY));
         store(scores + i, score);

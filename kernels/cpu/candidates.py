@@ -69,7 +69,7 @@ def register_cpu_ops(registry: Registry, *, rounds_inputs: bool = False) -> None
             op="linear",
             name="c_int8_activations",
             quality=Quality.NATIVE,
-            can_run=_int8_if_asked if rounds_inputs else _int8_by_right,
+            can_run=linear_int8.why_not if rounds_inputs else _int8_by_right,
             run=linear_int8.run,
             prepare=linear_int8.prepare,
             prepared_bytes=linear.low_bit_bytes,
@@ -130,10 +130,6 @@ def _dense(spec: DeviceSpec, problem: LinearProblem) -> str | None:
     if not isinstance(problem.scheme, Dense):
         return f"the weight is {problem.scheme}, not dense"
     return _float32(problem.dtype)
-
-
-def _int8_if_asked(spec: DeviceSpec, problem: LinearProblem) -> str | None:
-    return linear_int8.why_not(spec, problem)
 
 
 def _int8_by_right(spec: DeviceSpec, problem: LinearProblem) -> str | None:

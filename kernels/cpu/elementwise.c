@@ -98,47 +98,41 @@ struct gate {
     float *out;
 };
 
-static void silu_rows(void *arg, ptrdiff_t row, ptrdiff_t last) {
-    const struct gate *p = arg;
-    ptrdiff_t whole = p->size / LANES * LANES;
+/* Each gate's activation times its up, by a function of vectors and one for the last few elements. */
+INLINE void gated_rows(const struct gate *p, ptrdiff_t row, ptrdiff_t last, vf (*vector)(vf), float (*single)(float)) {
+    ptrdiff_t whole = vector ? p->size / LANES * LANES : 0;
     for (; row < last; row++) {
         const float *gate = p->x + row * p->stride, *up = gate + p->size;
         float *out = p->out + row * p->size;
-        for (ptrdiff_t i = 0; i < whole; i += LANES) {
-            vf g = load(gate + i), fade = vexp(choose(g > splat(0.0f), -g, g)), one = splat(1.0f);
-            store(out + i, g * (choose(g > splat(0.0f), one, fade) / (one + fade)) * load(up + i));
-        }
-        for (ptrdiff_t i = whole; i < p->size; i++) out[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+        for (ptrdiff_t i = 0; i < whole; i += LANES) store(out + i, vector(load(gate + i)) * load(up + i));
+        for (ptrdiff_t i = whole; i < p->size; i++) out[i] = single(gate[i]) * up[i];
     }
 }
+
+/* The logistic function; the exponent is never above 0. */
+INLINE vf logistic(vf u) {
+    vf fade = vexp(choose(u > splat(0.0f), -u, u)), one = splat(1.0f);
+    return choose(u > splat(0.0f), one, fade) / (one + fade);
+}
+
+INLINE vf silu_vector(vf g) { return g * logistic(g); }
+
+INLINE float silu_single(float g) { return g / (1.0f + expf(-g)); }
+
+static void silu_rows(void *arg, ptrdiff_t row, ptrdiff_t last) { gated_rows(arg, row, last, silu_vector, silu_single); }
 
 /* gelu by its approximation, g times the logistic function of 2 sqrt(2/pi) (g + 0.044715 g^3), or by the error function. */
+INLINE vf gelu_tanh_vector(vf g) { return g * logistic(splat(GELU_SLOPE) * (g + splat(GELU_CUBE) * g * g * g)); }
+
+INLINE float gelu_tanh_single(float g) { return g / (1.0f + expf(-GELU_SLOPE * (g + GELU_CUBE * g * g * g))); }
+
 static void gelu_tanh_rows(void *arg, ptrdiff_t row, ptrdiff_t last) {
-    const struct gate *p = arg;
-    ptrdiff_t whole = p->size / LANES * LANES;
-    for (; row < last; row++) {
-        const float *gate = p->x + row * p->stride, *up = gate + p->size;
-        float *out = p->out + row * p->size;
-        for (ptrdiff_t i = 0; i < whole; i += LANES) {
-            vf g = load(gate + i), one = splat(1.0f), u = splat(GELU_SLOPE) * (g + splat(GELU_CUBE) * g * g * g);
-            vf fade = vexp(choose(u > splat(0.0f), -u, u));
-            store(out + i, g * (choose(u > splat(0.0f), one, fade) / (one + fade)) * load(up + i));
-        }
-        for (ptrdiff_t i = whole; i < p->size; i++) {
-            float g = gate[i];
-            out[i] = g / (1.0f + expf(-GELU_SLOPE * (g + GELU_CUBE * g * g * g))) * up[i];
-        }
-    }
+    gated_rows(arg, row, last, gelu_tanh_vector, gelu_tanh_single);
 }
 
-static void gelu_rows(void *arg, ptrdiff_t row, ptrdiff_t last) {
-    const struct gate *p = arg;
-    for (; row < last; row++) {
-        const float *gate = p->x + row * p->stride, *up = gate + p->size;
-        float *out = p->out + row * p->size;
-        for (ptrdiff_t i = 0; i < p->size; i++) out[i] = 0.5f * gate[i] * (1.0f + erff(gate[i] * 0.70710678f)) * up[i];
-    }
-}
+INLINE float gelu_single(float g) { return 0.5f * g * (1.0f + erff(g * 0.70710678f)); }
+
+static void gelu_rows(void *arg, ptrdiff_t row, ptrdiff_t last) { gated_rows(arg, row, last, NULL, gelu_single); }
 
 void twofold_gelu_and_mul(const float *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t size, int approximate, float *out) {
     struct gate p = {x, rows, stride, size, out};
@@ -153,10 +147,7 @@ struct cap {
 static void cap_elements(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct cap *p = arg;
     ptrdiff_t i = first;
-    for (; i + LANES <= last; i += LANES) {
-        vf e = vexp(vmin(load(p->x + i) * splat(2.0f / p->limit), splat(80.0f)));
-        store(p->x + i, splat(p->limit) - splat(2.0f * p->limit) / (e + splat(1.0f)));
-    }
+    for (; i + LANES <= last; i += LANES) store(p->x + i, capped(load(p->x + i), p->limit));
     for (; i < last; i++) p->x[i] = p->limit * tanhf(p->x[i] / p->limit);
 }
 

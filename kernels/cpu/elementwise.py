@@ -89,11 +89,7 @@ def rope(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: 
 
 def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
     """``reference.gelu_and_mul``; x [T,2I]."""
-    if x.dim() != 2 or x.stride(1) != 1:
-        x = x.contiguous()
-    size = x.shape[-1] // 2
-    rows = x.numel() // (2 * size)
-    out = torch.empty((*x.shape[:-1], size))
+    x, rows, size, out = _gated(x)
     functions.twofold_gelu_and_mul(x.data_ptr(), rows, x.stride(-2), size, approximate == "tanh", out.data_ptr())
     return out
 
@@ -114,10 +110,14 @@ def sigmoid_gate(x: Tensor, gates: Tensor) -> Tensor:
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """``reference.silu_and_mul``; x [T,2I]."""
+    x, rows, size, out = _gated(x)
+    functions.twofold_silu_and_mul(x.data_ptr(), rows, x.stride(-2), size, out.data_ptr())
+    return out
+
+
+def _gated(x: Tensor) -> tuple[Tensor, int, int, Tensor]:
+    """x [..,2I] with rows that C can read, how many rows, I, and what takes the result [..,I]."""
     if x.dim() != 2 or x.stride(1) != 1:
         x = x.contiguous()
     size = x.shape[-1] // 2
-    rows = x.numel() // (2 * size)
-    out = torch.empty((*x.shape[:-1], size))
-    functions.twofold_silu_and_mul(x.data_ptr(), rows, x.stride(-2), size, out.data_ptr())
-    return out
+    return x, x.numel() // (2 * size), size, torch.empty((*x.shape[:-1], size))

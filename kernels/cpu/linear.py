@@ -28,7 +28,7 @@ def run_dense(x: Tensor, weight: DensePanels | LowBitPanels, bias: Tensor | None
     """x [T,K] float32 -> [T,N]."""
     if isinstance(weight, LowBitPanels):
         return run_low_bit(x, weight, bias)
-    x, rows = _rows(x, bias, weight.in_features)
+    x, rows = checked_rows(x, bias, weight.in_features)
     y = torch.empty((rows, weight.out_features))
     functions.twofold_linear_dense(
         x.data_ptr(),
@@ -61,7 +61,7 @@ def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> 
     """x [T,K] float32 -> [T,N]."""
     if weight.perm is not None:
         x = x.index_select(1, weight.perm)
-    x, rows = _rows(x, bias, weight.in_features)
+    x, rows = checked_rows(x, bias, weight.in_features)
     y = torch.empty((rows, weight.out_features))
     functions.twofold_linear_low_bit(
         x.data_ptr(),
@@ -107,7 +107,7 @@ def _padded_rows(rows: int) -> int:
     return -(-rows // width) * width
 
 
-def _rows(x: Tensor, bias: Tensor | None, in_features: int) -> tuple[Tensor, int]:
+def checked_rows(x: Tensor, bias: Tensor | None, in_features: int) -> tuple[Tensor, int]:
     """x with contiguous rows, and how many they are."""
     rows, columns = x.shape
     assert columns == in_features and x.dtype is torch.float32, "x must be float32 [T,K]"

@@ -18,6 +18,7 @@ from ...quant.canonical import CanonicalWeight, DenseWeight
 from ...quant.scheme import Activation, Element, Int8, LowBit, Offset, WeightOnly
 from ..problems import LinearProblem, dtype_name
 from .library import functions, unavailable
+from .linear import checked_rows
 from .panels import LowBitAssembly, LowBitPanels
 
 # How inputs are rounded that a checkpoint leaves as they are.
@@ -89,11 +90,7 @@ def prepare(weight: CanonicalWeight, dtype: torch.dtype) -> Int8Panels:
 
 def run(x: Tensor, weight: Int8Panels, bias: Tensor | None = None) -> Tensor:
     """x [T,K] float32 -> [T,N]."""
-    rows, columns = x.shape
-    assert columns == weight.panels.in_features and x.dtype is torch.float32, "x must be float32 [T,K]"
-    assert bias is None or (bias.dtype is torch.float32 and bias.is_contiguous()), "bias must be float32 [N]"
-    if x.stride(1) != 1:
-        x = x.contiguous()
+    x, rows = checked_rows(x, bias, weight.panels.in_features)
     y = torch.empty((rows, weight.panels.out_features))
     workspace = torch.empty(-(-rows // _ROWS) * _ROWS * weight.row_bytes, dtype=torch.uint8)
     functions.twofold_linear_int8(

@@ -104,4 +104,10 @@ INLINE vf vexp(vf x) {
     vi power = (__builtin_convertvector(n, vi) + splat_int(127)) << 23;
     return choose(x < splat(-87.3f), splat(0.0f), p * (vf)power);
 }
+
+/* limit * tanh(x / limit). */
+INLINE vf capped(vf x, float limit) {
+    vf e = vexp(vmin(x * splat(2.0f / limit), splat(80.0f)));
+    return splat(limit) - splat(2.0f * limit) / (e + splat(1.0f));
+}
 #endif

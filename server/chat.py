@@ -105,6 +105,11 @@ class ChatAnswer:
         self._usage: Any = None if body.include_usage else msgspec.UNSET
 
     @property
+    def params(self) -> SamplingParams:
+        """How its tokens are drawn."""
+        return self._generation.requests[0].params
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the rendered conversation."""
         return len(self._generation.requests[0].prompt_token_ids)

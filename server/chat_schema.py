@@ -40,6 +40,14 @@ class Conversation(Protocol):
     tools: list[dict[str, Any]] | None
 
 
+def read_effort(given: dict[str, Any] | None, name: str) -> str | None:
+    """``effort`` of the object in the field ``name`` of another API's request (RequestError for what is no text)."""
+    effort = (given or {}).get("effort")
+    if effort is not None and not isinstance(effort, str):
+        raise RequestError(f"{name}.effort must be a text", param=f"{name}.effort")
+    return effort
+
+
 def check_conversation(body: Conversation) -> None:
     """RequestError for no messages, or for two wishes that exclude each other."""
     if not body.messages:

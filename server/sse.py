@@ -106,7 +106,7 @@ class EventStream(Response):
                 if not self._started:
                     await self._start(send)
                     self._writer.write = scope.get(CHUNK_WRITER, _closed)
-                await direct({"type": "http.response.body", "body": payload, "more_body": True})
+                await direct(_body(payload))
         if not self._started:
             await self._start(send)
         if self.end:

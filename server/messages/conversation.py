@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ...errors import RequestError
-from ..chat_schema import ChatRequest, Message
+from ..chat_schema import ChatRequest, Message, read_effort
 from ..schema import StreamOptions
 from .schema import CountTokensRequest, MessagesRequest
 
@@ -60,16 +60,9 @@ def chat_request(body: CountTokensRequest, *, thinks: bool) -> ChatRequest:
         parallel_tool_calls=False if tool_choice.get("disable_parallel_tool_use") else None,
         thinking_token_budget=(body.thinking or {}).get("budget_tokens") if thinks else None,
         include_reasoning=False if (body.thinking or {}).get("display") == "omitted" else None,
-        reasoning_effort=_effort(body.output_config),
+        reasoning_effort=read_effort(body.output_config, "output_config"),
         **fields,
     )
-
-
-def _effort(config: dict[str, Any] | None) -> str | None:
-    effort = (config or {}).get("effort")
-    if effort is not None and not isinstance(effort, str):
-        raise RequestError("output_config.effort must be a text", param="output_config.effort")
-    return effort
 
 
 def _check_results(messages: list[Message]) -> None:

@@ -13,11 +13,10 @@ import msgspec
 from ...errors import ContextLengthError, RequestError, TwofoldError
 from ..chat import ChatAnswer
 from ..errors import error_reply
-from ..sampling import sampling_fields
 from ..schema import Usage
 from ..sse import EventWriter
 from ..state import ServerState
-from .conversation import chat_request, input_items
+from .conversation import input_items
 from .event_log import EventLog
 from .output import Event, OutputBuilder
 from .schema import (
@@ -45,10 +44,10 @@ async def prepare_response(
     if body.previous_response_id is not None:
         history = await store.history(owner, body.previous_response_id, state.config.max_body_bytes)
     try:
-        params = state.make_params(sampling_fields(chat_request(body, history, items)))
         answer = await fitting_chat(state, body, history, items, arrival)
     except RequestError as error:
         raise _renamed(error) from None
+    params = answer.params
     response = Response(
         id=f"resp_{uuid.uuid4().hex}",
         created_at=int(time.time()),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...errors import RequestError
-from ..chat_schema import ChatRequest, Message
+from ..chat_schema import ChatRequest, Message, read_effort
 from ..schema import StreamOptions
 from .schema import ResponseRequest
 
@@ -72,16 +72,9 @@ def chat_request(body: ResponseRequest, history: list[dict[str, Any]], items: li
         stream=True,
         stream_options=StreamOptions(include_usage=True),
         parallel_tool_calls=body.parallel_tool_calls,
-        reasoning_effort=_effort(body.reasoning),
+        reasoning_effort=read_effort(body.reasoning, "reasoning"),
         **fields,
     )
-
-
-def _effort(reasoning: dict[str, Any] | None) -> str | None:
-    effort = (reasoning or {}).get("effort")
-    if effort is not None and not isinstance(effort, str):
-        raise RequestError("reasoning.effort must be a text", param="reasoning.effort")
-    return effort
 
 
 def _append(messages: list[Message], items: Iterable[dict[str, Any]], name: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from .events import CallArguments, CallStart, Event, Text
 from .scanning import Buffer
-from .values import argument_json
+from .values import argument_pair
 
 START, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
@@ -94,9 +93,8 @@ class GlmParser:
         self._value += before
         if mark is None:
             return False
-        separator = ", " if self._num_arguments else ""
+        parameters, first = self._tools[self._name], self._num_arguments == 0
         self._num_arguments += 1
-        shown = argument_json(self._tools[self._name], self._key, self._value)
-        events.append(CallArguments(f"{separator}{json.dumps(self._key, ensure_ascii=False)}: {shown}"))
+        events.append(CallArguments(argument_pair(parameters, self._key, self._value, first=first)))
         self._state = "pairs"
         return True

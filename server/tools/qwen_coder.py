@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from .events import CallArguments, CallStart, Event, Text
 from .scanning import Buffer
-from .values import argument_json
+from .values import argument_pair
 
 START, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -104,10 +103,9 @@ class QwenCoderParser:
             return False
         # One line break on either side belongs to the layout.
         value = self._value.removeprefix("\n").removesuffix("\n")
-        separator = ", " if self._num_arguments else ""
+        parameters, first = self._tools[self._name], self._num_arguments == 0
         self._num_arguments += 1
-        shown = argument_json(self._tools[self._name], self._key, value)
-        events.append(CallArguments(f"{separator}{json.dumps(self._key, ensure_ascii=False)}: {shown}"))
+        events.append(CallArguments(argument_pair(parameters, self._key, value, first=first)))
         self._state = "body"
         return True
 

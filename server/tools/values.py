@@ -10,6 +10,11 @@ from typing import Any
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
+def argument_pair(parameters: Mapping[str, Any], key: str, value: str, *, first: bool) -> str:
+    """The JSON of a name and its argument, after what stands between two pairs."""
+    return f"{'' if first else ', '}{json.dumps(key, ensure_ascii=False)}: {argument_json(parameters, key, value)}"
+
+
 def argument_json(parameters: Mapping[str, Any], key: str, value: str) -> str:
     """The JSON of one argument: a text stays text where the schema of the tool's ``parameters`` says so."""
     schema = (parameters.get("properties") or {}).get(key)

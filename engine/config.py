@@ -14,7 +14,13 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4", "fp8")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 CPU_ACTIVATIONS = ("exact", "int8")
-_CHOICES = ("device", "dtype", "quantization", "kv_cache_dtype", "cpu_activations")
+_CHOICES = {
+    "device": DEVICES,
+    "dtype": DTYPES,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+    "cpu_activations": CPU_ACTIVATIONS,
+    "quantization": (None, *QUANTIZATIONS),
+}
 # A field's annotation -> the types that it takes, in Python and in words. bool is an int to Python, never here.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "str": ((str,), "a text"),
@@ -82,20 +88,11 @@ class EngineConfig:
             raise ConfigError(f"{field.name} is {value!r}; it must be {words}{' or None' if optional else ''}")
 
     def _check_values(self) -> None:
-        if self.device not in DEVICES:
-            raise ConfigError(f"device is {self.device!r}; it must be one of {', '.join(DEVICES)}")
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
-        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
-            raise ConfigError(
-                f"kv_cache_dtype is {self.kv_cache_dtype!r}; it must be one of {', '.join(KV_CACHE_DTYPES)}"
-            )
-        if self.cpu_activations not in CPU_ACTIVATIONS:
-            raise ConfigError(
-                f"cpu_activations is {self.cpu_activations!r}; it must be one of {', '.join(CPU_ACTIVATIONS)}"
-            )
-        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
-            raise ConfigError(f"quantization is {self.quantization!r}; it must be one of {', '.join(QUANTIZATIONS)}")
+        for name, accepted in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in accepted:
+                named = ", ".join(choice for choice in accepted if choice is not None)
+                raise ConfigError(f"{name} is {value!r}; it must be one of {named}")
         if self.quantization is not None and self.quantize is not None:
             raise ConfigError(
                 f"quantize {self.quantize!r} and quantization {self.quantization!r} exclude each other; choose one"

@@ -18,18 +18,22 @@ from .linear import Linear
 class Embedding:
     """``weight`` [V,K]; ids [T] -> [T,K], times ``scale``, which is rounded to the weight's dtype first (Gemma).
 
-    A packed weight stays packed: its rows are dequantized as they are looked up, to ``dtype``.
+    A packed weight stays packed: its rows are dequantized as they are looked up, to ``dtype``, in one kernel where
+    ``kernels`` has one.
     """
 
-    def __init__(self, weight: Tensor | PackedWeight, scale: float = 1.0, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        weight: Tensor | PackedWeight,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
+        kernels: KernelSet | None = None,
+    ) -> None:
         self.weight = weight
         self._dtype = dtype or (torch.float32 if isinstance(weight, PackedWeight) else weight.dtype)
         self._scale = float(torch.tensor(scale, dtype=self._dtype))
         self._embed: Callable[[Tensor, PackedWeight], Tensor] | None = None
-
-    def select_kernel(self, kernels: KernelSet) -> None:
-        """Look rows of a packed weight up in one kernel where the device has one."""
-        if isinstance(self.weight, PackedWeight):
+        if kernels is not None and isinstance(weight, PackedWeight):
             self._embed = kernels.select_fused("embed_packed", PlainProblem(self._dtype))
 
     def __call__(self, input_ids: Tensor) -> Tensor:

@@ -82,7 +82,6 @@ class Decoder:
         self._embedding = loader.embedding(
             "model.embed_tokens", config.vocab_size, config.hidden_size, config.embedding_scale
         )
-        self._embedding.select_kernel(loader.kernels)
         self._layers = []
         for index, rope in enumerate(self._rope_of):
             self._layers.append(DecoderLayer(config, index, block_size, self._ropes[rope], loader))

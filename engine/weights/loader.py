@@ -109,7 +109,7 @@ class Loader:
         """The token embedding [V,K], whose rows are multiplied by ``scale``; it may stay packed."""
         packed = self._packed_embedding(module, (vocab_size, size))
         if packed is not None:
-            return Embedding(packed, scale, self.dtype)
+            return Embedding(packed, scale, self.dtype, self.kernels)
         return Embedding(self._mapped(f"{module}.weight", (vocab_size, size)), scale)
 
     def tied_head(self, module: str, embedding: Embedding) -> Linear:

@@ -46,7 +46,7 @@ def test_rows(scheme, dtype, columns):
 
 def test_the_layer_takes_the_kernel_and_scales():
     weight = packed(WeightOnly(8, 32), 20, 64, torch.float16)
-    layer, plain, ids = Embedding(weight, 8.0), Embedding(weight, 8.0), torch.tensor([3, 19])
-    layer.select_kernel(KernelSet(CpuPlatform().spec))
+    layer = Embedding(weight, 8.0, kernels=KernelSet(CpuPlatform().spec))
+    plain, ids = Embedding(weight, 8.0), torch.tensor([3, 19])
     assert layer._embed is embed_packed
     assert torch.equal(layer(ids), plain(ids)) and torch.equal(plain(ids), dequantize(weight)[ids] * 8.0)

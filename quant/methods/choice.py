@@ -33,7 +33,9 @@ def layer_method(
     """The method of ``spec`` for a model. ConfigError where the calibration text does not do."""
     if not spec.is_calibrated:
         rounding = partial(quantize_nearest, clips=spec.clips)
-        return RoundedLayers(read, rounding, InputPowers(read, load_model_config(files)))
+        # Only a search weighs errors, and powers cost reading some weights twice.
+        weighs = spec.method == "rtn" and spec.clips
+        return RoundedLayers(read, rounding, InputPowers(read, load_model_config(files)) if weighs else None)
     # transformers comes in only where a model is run.
     from ..calibration.block_model import BlockModel
     from .calibrated import CalibratedLayers

@@ -23,7 +23,7 @@ class RoundedLayers:
         self,
         read: ReadWeight,
         quantize: Callable[[Tensor, Any, Tensor | None], CanonicalWeight],
-        powers: Callable[[LayerPlan], dict[str, Tensor]],
+        powers: Callable[[LayerPlan], dict[str, Tensor]] | None = None,
     ) -> None:
         self._read = read
         self._quantize = quantize
@@ -31,7 +31,7 @@ class RoundedLayers:
 
     def quantize(self, layer: LayerPlan) -> LayerWeights:
         """Round the layer's modules."""
-        powers = self._powers(layer)
+        powers = {} if self._powers is None else self._powers(layer)
         result = LayerWeights()
         for name, scheme in layer.quantize.items():
             weight = self._read(name)

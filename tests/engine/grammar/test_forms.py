@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from chain_model import ChainTokenizer
-from structured_models import Acceptor, vocabulary_of
+from structured_models import Acceptor
 from twofold.engine.grammar.grammar_text import check_structured
 from twofold.engine.structured_output import StructuredOutput
 from twofold.errors import RequestError
@@ -25,14 +23,6 @@ CALL = {
     },
     "end": "}</tool_call>",
 }
-
-
-@pytest.fixture(scope="module")
-def acceptor(tmp_path_factory: pytest.TempPathFactory) -> Acceptor:
-    folder: Path = tmp_path_factory.mktemp("bytes")
-    tokenizer = ChainTokenizer()
-    tokenizer.save(folder)
-    return Acceptor(vocabulary_of(folder), tokenizer.eos)
 
 
 @pytest.mark.parametrize(

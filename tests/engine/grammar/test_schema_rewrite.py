@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from chain_model import ChainTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from structured_models import Acceptor, vocabulary_of
+from structured_models import Acceptor
 from twofold.engine.grammar.grammar_text import check_structured
 from twofold.engine.grammar.schema_rewrite import rewritten
 from twofold.engine.structured_output import StructuredOutput
@@ -28,14 +26,6 @@ OBJECTS: list[Any] = [
 LISTS: list[Any] = [list(order) for count in range(4) for order in itertools.product((1, 2, "x"), repeat=count)]
 ABC = {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "additionalProperties": False}
 A_INTEGER = {"properties": {"a": {"type": "integer"}}}
-
-
-@pytest.fixture(scope="module")
-def acceptor(tmp_path_factory: pytest.TempPathFactory) -> Acceptor:
-    folder: Path = tmp_path_factory.mktemp("bytes")
-    tokenizer = ChainTokenizer()
-    tokenizer.save(folder)
-    return Acceptor(vocabulary_of(folder), tokenizer.eos)
 
 
 def verdicts(acceptor: Acceptor, schema: Any, instances: list[Any]) -> tuple[list[Any], list[Any]]:

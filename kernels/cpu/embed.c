@@ -5,9 +5,8 @@
 /* Elements that are worth claiming by themselves, some microseconds. */
 #define PIECE_ELEMENTS (1 << 12)
 
-/* The sizes, in the order of embedding.py; types of scales; what stands beside a scale: nothing, a zero, an offset. */
+/* The sizes, in the order of embedding.py; what stands beside a scale: nothing, a zero, an offset. */
 enum { COLUMNS, WORDS, BITS, GROUPS, GROUP_SIZE, SCALE_TYPE, CODING };
-enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { CENTRED, ZEROS, OFFSETS };
 
 struct embed {
@@ -17,15 +16,6 @@ struct embed {
     const void *scales, *zeros;
     float *out;
 };
-
-static float number(const void *values, ptrdiff_t type, ptrdiff_t place) {
-    float value;
-    if (type == FLOAT32) return ((const float *)values)[place];
-    uint32_t bits = ((const uint16_t *)values)[place];
-    bits = type == BFLOAT16 ? bits << 16 : half_to_float((uint16_t)bits);
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
 
 /* Codes are a stream of bits along a row, so one may lie in two words. */
 static uint32_t code_at(const uint32_t *words, ptrdiff_t bits, ptrdiff_t k) {
@@ -38,14 +28,15 @@ static uint32_t code_at(const uint32_t *words, ptrdiff_t bits, ptrdiff_t k) {
 static void embed_rows(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct embed *p = arg;
     const ptrdiff_t *s = p->sizes;
+    const enum float_type type = (enum float_type)s[SCALE_TYPE];
     for (ptrdiff_t r = first; r < last; r++) {
         const uint32_t *words = p->words + p->ids[r] * s[WORDS];
         float *out = p->out + r * s[COLUMNS];
         for (ptrdiff_t k = 0; k < s[COLUMNS];) {
             ptrdiff_t group = k / s[GROUP_SIZE], place = p->ids[r] * s[GROUPS] + group, end = (group + 1) * s[GROUP_SIZE];
-            float scale = number(p->scales, s[SCALE_TYPE], place), zero = (float)(1 << (s[BITS] - 1));
+            float scale = float_at(p->scales, type, place), zero = (float)(1 << (s[BITS] - 1));
             if (s[CODING] == ZEROS) zero = ((const uint8_t *)p->zeros)[place];
-            if (s[CODING] == OFFSETS) zero = number(p->zeros, s[SCALE_TYPE], place);
+            if (s[CODING] == OFFSETS) zero = float_at(p->zeros, type, place);
             for (end = end < s[COLUMNS] ? end : s[COLUMNS]; k < end; k++) {
                 float code = (float)code_at(words, s[BITS], k);
                 out[k] = s[CODING] == OFFSETS ? code * scale + zero : (code - zero) * scale;

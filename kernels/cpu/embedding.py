@@ -10,9 +10,9 @@ from torch import Tensor
 from ...quant.canonical import PackedWeight
 from ...quant.scheme import Offset
 from .library import functions
+from .panels import FLOAT_TYPES
 
-# As the enumerations of embed.c.
-_SCALE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# As the enumeration of embed.c.
 _CENTRED, _ZEROS, _OFFSETS = range(3)
 
 _Sizes = ctypes.c_ssize_t * 7
@@ -31,7 +31,7 @@ def embed_packed(ids: Tensor, weight: PackedWeight) -> Tensor:
         weight.scheme.bits,
         weight.num_groups,
         weight.group_size,
-        _SCALE_TYPES[weight.scales.dtype],
+        FLOAT_TYPES[weight.scales.dtype],
         coding,
     )
     out = torch.empty((ids.numel(), columns))

@@ -11,7 +11,7 @@
 #define PIECE_FLOATS (1 << 14)
 
 /* In the order of experts.py. */
-enum { TOKENS, TOP_K, EXPERTS, IN, OUT, X_STRIDE, CHOICES_PER_ROW, WORDS, GROUPS, GROUP_SIZE, BITS };
+enum { TOKENS, TOP_K, EXPERTS, IN, OUT, X_STRIDE, CHOICES_PER_ROW, WORDS, GROUPS, GROUP_SIZE, BITS, SCALE_TYPE };
 /* An expert's tensors: floats or codes, scales, zeros or NULL, offsets or NULL, and the input feature (int64) of each column or
    NULL. */
 enum { WEIGHT, SCALES, ZEROS, OFFSETS, PERM, NUM_TENSORS };
@@ -82,6 +82,7 @@ static struct linear linear_of(const struct experts *e, ptrdiff_t expert, ptrdif
     p.groups = s[GROUPS];
     p.group_size = s[GROUP_SIZE];
     p.bits = (int)s[BITS];
+    p.scale_type = (enum float_type)s[SCALE_TYPE];
     return p;
 }
 

@@ -16,7 +16,7 @@ from .panels import DensePanels, LowBitPanels
 
 # What experts.c calls an expert's tensors.
 _NUM_TENSORS = 5
-_NUM_SIZES = 11
+_NUM_SIZES = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +32,7 @@ class ExpertPanels:
     groups: int = 0
     group_size: int = 0
     bits: int = 0
+    scale_type: int = 0
 
 
 def prepare(
@@ -46,13 +47,21 @@ def prepare(
 def of_panels(panels: Sequence[DensePanels | LowBitPanels]) -> ExpertPanels:
     """Panels of equal shapes and types, one per expert."""
     assert len({(type(each), getattr(each, "bits", 0)) for each in panels}) == 1, "experts' panels differ in type"
+    panels = _of_one_scale_type(panels)
     pointers = [pointer for each in panels for pointer in _pointers(each)]
     tensors = (ctypes.c_void_p * len(pointers))(*pointers)
     first = panels[0]
     common = (list(panels), tensors, first.in_features, first.out_features)
     if isinstance(first, DensePanels):
         return ExpertPanels(*common)
-    return ExpertPanels(*common, first.codes.shape[1], first.scales.shape[1], first.group_size, first.bits)
+    words, groups = first.codes.shape[1], first.scales.shape[1]
+    return ExpertPanels(*common, words, groups, first.group_size, first.bits, first.scale_type)
+
+
+def _of_one_scale_type(panels: Sequence[DensePanels | LowBitPanels]) -> Sequence[DensePanels | LowBitPanels]:
+    if len({each.scale_type for each in panels if isinstance(each, LowBitPanels)}) < 2:
+        return panels
+    return [each.with_float32_scales() if isinstance(each, LowBitPanels) else each for each in panels]
 
 
 def _pointers(panels: DensePanels | LowBitPanels) -> tuple[int | None, ...]:
@@ -93,6 +102,7 @@ def expert_linear(
         experts.groups,
         experts.group_size,
         experts.bits,
+        experts.scale_type,
     )
     failed = functions.twofold_expert_linear(
         sizes,

@@ -3,6 +3,7 @@
    Every output is summed over k in the same order whatever M, the thread count or the row's place in the batch: SUM_K
    features in one accumulator, then these sums one after the other. So a row's result does not depend on its batch, and a
    packed low-bit weight gives bit for bit what its dequantized matrix gives. */
+#include "groups.h"
 #include "linear.h"
 #include "parallel.h"
 #include "simd.h"
@@ -76,16 +77,13 @@ INLINE struct group load_group(const struct linear *p, const int bits, const int
         return group;
     }
     UNROLL_VECS {
-        group.scale[v] = load(p->scales + place + v * LANES);
-        if (coding == OFFSET) {
-            group.zero[v] = load(p->offsets + place + v * LANES);
-        } else if (p->zeros) {
-            int32_t zero[LANES];
-            for (int lane = 0; lane < LANES; lane++) zero[lane] = p->zeros[place + v * LANES + lane];
-            group.zero[v] = to_float(load_int(zero));
-        } else {
+        group.scale[v] = load_floats(p->scales, p->scale_type, place + v * LANES);
+        if (coding == OFFSET)
+            group.zero[v] = load_floats(p->offsets, p->scale_type, place + v * LANES);
+        else if (p->zeros)
+            group.zero[v] = to_float(load_zeros(p->zeros + place + v * LANES));
+        else
             group.zero[v] = splat((float)(1 << (bits - 1)));
-        }
     }
     return group;
 }
@@ -377,10 +375,10 @@ void twofold_linear_dense(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, pt
 }
 
 void twofold_linear_low_bit(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,
-                            const int32_t *codes, const float *scales, const uint8_t *zeros, const float *offsets,
-                            ptrdiff_t words, ptrdiff_t groups, ptrdiff_t group_size, int bits, const float *bias, float *y,
-                            ptrdiff_t y_stride) {
+                            const int32_t *codes, const void *scales, const uint8_t *zeros, const void *offsets,
+                            int scale_type, ptrdiff_t words, ptrdiff_t groups, ptrdiff_t group_size, int bits,
+                            const float *bias, float *y, ptrdiff_t y_stride) {
     struct linear p = {x, x_stride, rows, in_features, out_features, bias, y, y_stride, NULL,
-                       codes, scales, zeros, offsets, words, groups, group_size, bits, 0};
+                       codes, scales, zeros, offsets, scale_type, words, groups, group_size, bits, 0};
     run(&p);
 }

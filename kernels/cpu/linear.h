@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "half.h"
+
 #define BFLOAT16_BITS 16
 #define FLOAT16_BITS 17
 
@@ -19,12 +21,13 @@ struct linear {
     ptrdiff_t y_stride;
     /* Dense: panels float [N/PANEL][K][PANEL]. */
     const float *weight;
-    /* Low-bit: codes int32 [N/PANEL][words][PANEL]; scales float, zeros uint8 or NULL, offsets float or NULL
-       [N/PANEL][groups][PANEL]. A weight is (code - zero) * scale, or with offsets code * scale + offset. */
+    /* Low-bit: codes int32 [N/PANEL][words][PANEL]; scales, zeros uint8 or NULL, offsets or NULL [N/PANEL][groups][PANEL].
+       A weight is (code - zero) * scale, or with offsets code * scale + offset. */
     const int32_t *codes;
-    const float *scales;
+    const void *scales;
     const uint8_t *zeros;
-    const float *offsets;
+    const void *offsets;
+    enum float_type scale_type; /* of scales and offsets */
     ptrdiff_t words;
     ptrdiff_t groups;
     ptrdiff_t group_size;

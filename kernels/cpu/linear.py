@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ...quant.canonical import CanonicalWeight
+from ...quant.footprint import StoredLinear
 from ...quant.packing import num_words
-from ...quant.scheme import Dense, Int8
+from ...quant.scheme import Dense, Int8, LowBit, Offset, WeightOnly
 from ..problems import LinearProblem
 from .library import functions
 from .panels import DenseAssembly, DensePanels, LowBitAssembly, LowBitPanels, stored_bits, zero_type
@@ -72,6 +73,7 @@ def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> 
         weight.codes.data_ptr(),
         weight.scales.data_ptr(),
         *weight.zero_pointers,
+        weight.scale_type,
         weight.codes.shape[1],
         weight.scales.shape[1],
         weight.group_size,
@@ -91,15 +93,22 @@ def dense_bytes(problem: LinearProblem, stored: int) -> int:
 
 
 def low_bit_bytes(problem: LinearProblem, stored: int) -> int:
-    """Memory of ``LowBitPanels``, of packed integers or of int8 ones with a scale per row and group."""
+    """Memory of ``LowBitPanels``, packed integers or int8 ones with a scale per row and group; scales as stored."""
     scheme, columns = problem.scheme, problem.in_features
     if isinstance(scheme, Int8):
         groups, bits, act_order = scheme.num_blocks((1, columns))[1], 8, False
     else:
         groups, bits, act_order = scheme.num_groups(columns), stored_bits(scheme.bits), scheme.act_order
-    zero_bytes = 0 if scheme.symmetric else zero_type(scheme).itemsize
-    per_row = 4 * num_words(columns, bits) + groups * (4 + zero_bytes)
+    scales = _scale_dtype(scheme, (problem.out_features, columns), stored)
+    zero_bytes = 0 if scheme.symmetric else zero_type(scheme, scales).itemsize
+    per_row = 4 * num_words(columns, bits) + groups * (scales.itemsize + zero_bytes)
     return _padded_rows(problem.out_features) * per_row + (8 * columns if act_order else 0)
+
+
+def _scale_dtype(scheme: WeightOnly | Offset | LowBit | Int8, shape: tuple[int, int], stored: int) -> torch.dtype:
+    """A type as wide as the scales of a canonical weight that takes ``stored`` bytes."""
+    short, wide = (StoredLinear(scheme, shape, size).nbytes for size in (2, 4))
+    return torch.float16 if stored < (short + wide) / 2 else torch.float32
 
 
 def _padded_rows(rows: int) -> int:

@@ -5,6 +5,7 @@
    instructions that made the sums. */
 #include "amx.h"
 #include "dot.h"
+#include "groups.h"
 #include "int8_rows.h"
 #include "linear.h"
 #include "parallel.h"
@@ -71,14 +72,9 @@ INLINE struct group load_group(const struct linear *w, const int coding, ptrdiff
     struct group group;
     ptrdiff_t place = (panel * w->groups + index) * PANEL;
     UNROLL_VECS {
-        group.scale[v] = load(w->scales + place + v * LANES);
-        group.offset[v] = coding == OFFSET ? load(w->offsets + place + v * LANES) : splat(0.0f);
-        group.zero[v] = splat_int(0);
-        if (coding == ZERO) {
-            int32_t zero[LANES];
-            for (int lane = 0; lane < LANES; lane++) zero[lane] = w->zeros[place + v * LANES + lane];
-            group.zero[v] = load_int(zero);
-        }
+        group.scale[v] = load_floats(w->scales, w->scale_type, place + v * LANES);
+        group.offset[v] = coding == OFFSET ? load_floats(w->offsets, w->scale_type, place + v * LANES) : splat(0.0f);
+        group.zero[v] = coding == ZERO ? load_zeros(w->zeros + place + v * LANES) : splat_int(0);
     }
     return group;
 }
@@ -376,14 +372,15 @@ static void plan_tiles(struct product *p) {
 #define CAPACITY 32
 #define STRIDE 64
 
-enum { IN_FEATURES, OUT_FEATURES, WORDS, GROUPS, GROUP_SIZE, BITS, INPUT_GROUP, BLOCK };
+enum { IN_FEATURES, OUT_FEATURES, WORDS, GROUPS, GROUP_SIZE, BITS, INPUT_GROUP, BLOCK, SCALE_TYPE };
 enum { CODES, SCALES, ZEROS, OFFSETS, PERM };
 
 static struct product describe(const ptrdiff_t *sizes, const void *const *tensors, ptrdiff_t rows) {
     struct product p = {.w = {.rows = rows, .in_features = sizes[IN_FEATURES], .out_features = sizes[OUT_FEATURES],
                               .codes = tensors[CODES], .scales = tensors[SCALES], .zeros = tensors[ZEROS],
                               .offsets = tensors[OFFSETS], .words = sizes[WORDS], .groups = sizes[GROUPS],
-                              .group_size = sizes[GROUP_SIZE], .bits = (int)sizes[BITS]}};
+                              .group_size = sizes[GROUP_SIZE], .bits = (int)sizes[BITS],
+                              .scale_type = (enum float_type)sizes[SCALE_TYPE]}};
     p.x.block = sizes[BLOCK];
     p.x.blocks = (sizes[IN_FEATURES] + sizes[BLOCK] - 1) / sizes[BLOCK];
     p.x.stride = (sizes[IN_FEATURES] + STRIDE - 1) / STRIDE * STRIDE;

@@ -25,7 +25,7 @@ from .panels import LowBitAssembly, LowBitPanels
 INPUT = Activation(Element.INT8, 32)
 # With more features under one scale a sum might pass 32 bits.
 _MAX_BLOCK = 1 << 16
-_NUM_SIZES, _NUM_TENSORS = 8, 5
+_NUM_SIZES, _NUM_TENSORS = 9, 5
 # As CAPACITY and STRIDE in linear_int8.c.
 _ROWS, _STRIDE = 32, 64
 
@@ -73,6 +73,7 @@ class Int8Assembly:
             panels.bits,
             max(how.group_size, 0),
             block,
+            panels.scale_type,
         )
         perm = None if panels.perm is None else panels.perm.data_ptr()
         tensors = _Tensors(panels.codes.data_ptr(), panels.scales.data_ptr(), *panels.zero_pointers, perm)

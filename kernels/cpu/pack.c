@@ -186,25 +186,40 @@ void twofold_pack_rows(const void *source, int kind, ptrdiff_t rows, ptrdiff_t c
     team_run(pack_rows, &p, count, team_grain(PIECE_WORK, columns * PANEL));
 }
 
-struct byte_packing {
-    const uint8_t *source;
-    ptrdiff_t rows, columns, row_stride, column_stride, first_row;
-    uint8_t *panels;
+struct group_packing {
+    const void *source;
+    ptrdiff_t size, rows, columns, row_stride, column_stride, first_row;
+    void *panels;
 };
 
-static void pack_bytes(void *arg, ptrdiff_t first, ptrdiff_t last) {
-    const struct byte_packing *p = arg;
-    for (ptrdiff_t row = first; row < last; row++) {
-        ptrdiff_t place = p->first_row + row;
-        uint8_t *out = p->panels + place / PANEL * p->columns * PANEL + place % PANEL;
-        const uint8_t *from = p->source + row * p->row_stride;
-        for (ptrdiff_t k = 0; k < p->columns; k++) out[k * PANEL] = from[k * p->column_stride];
+INLINE void pack_group_lanes(const struct group_packing *p, const int size, ptrdiff_t panel, ptrdiff_t from, ptrdiff_t to) {
+    const char *source = p->source;
+    char *out = (char *)p->panels + panel * p->columns * PANEL * size;
+    for (ptrdiff_t k = 0; k < p->columns; k++)
+        for (ptrdiff_t row = from; row < to; row++)
+            memcpy(out + (k * PANEL + (p->first_row + row) % PANEL) * size,
+                   source + (row * p->row_stride + k * p->column_stride) * size, (size_t)size);
+}
+
+/* Items are panels. */
+static void pack_groups(void *arg, ptrdiff_t first, ptrdiff_t last) {
+    const struct group_packing *p = arg;
+    for (ptrdiff_t panel = p->first_row / PANEL + first; panel < p->first_row / PANEL + last; panel++) {
+        ptrdiff_t from = panel * PANEL - p->first_row, to = from + PANEL;
+        from = from < 0 ? 0 : from;
+        to = to > p->rows ? p->rows : to;
+        if (p->size == 2)
+            pack_group_lanes(p, 2, panel, from, to);
+        else
+            pack_group_lanes(p, 1, panel, from, to);
     }
 }
 
-/* The same for one byte per element: zeros of groups. */
-void twofold_pack_bytes(const uint8_t *source, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t row_stride, ptrdiff_t column_stride,
-                        ptrdiff_t first_row, uint8_t *panels) {
-    struct byte_packing p = {source, rows, columns, row_stride, column_stride, first_row, panels};
-    team_run(pack_bytes, &p, rows, team_grain(PIECE_WORK, columns));
+/* The same for elements of one byte or two that stay as they are: zeros and scales of groups. */
+void twofold_pack_groups(const void *source, ptrdiff_t size, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t row_stride,
+                         ptrdiff_t column_stride, ptrdiff_t first_row, void *panels) {
+    struct group_packing p = {source, size, rows, columns, row_stride, column_stride, first_row, panels};
+    if (rows <= 0) return;
+    ptrdiff_t count = (first_row + rows - 1) / PANEL - first_row / PANEL + 1;
+    team_run(pack_groups, &p, count, team_grain(PIECE_WORK, columns * PANEL));
 }

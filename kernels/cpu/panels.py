@@ -7,7 +7,8 @@ the weights once in order. Parts go straight to their places: beside the panels 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ from .library import functions
 
 # pack.c's kinds of source elements.
 _WORDS, _BFLOAT16, _FLOAT16, _CODES8, _CODES4 = range(5)
+# As ``enum float_type`` in half.h.
+FLOAT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Floats that stay in 16 bits, and what linear.h calls them.
 _HALF_BITS = {torch.bfloat16: 16, torch.float16: 17}
 _KINDS = {torch.float32: _WORDS, torch.int32: _WORDS, torch.bfloat16: _BFLOAT16, torch.float16: _FLOAT16}
@@ -52,8 +55,8 @@ class DensePanels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowBitPanels:
-    """``codes`` int32 [ceil(N/PANEL), words, PANEL]; [.., G, PANEL]: ``scales`` float32, ``zeros`` uint8, offsets in
-    float32, or None."""
+    """``codes`` int32 [ceil(N/PANEL), words, PANEL]; [.., G, PANEL]: ``scales`` float32, or as stored in 16 bits;
+    ``zeros`` uint8, or offsets as the scales, or None."""
 
     codes: Tensor
     scales: Tensor
@@ -70,7 +73,16 @@ class LowBitPanels:
         if self.zeros is None:
             return None, None
         address = self.zeros.data_ptr()
-        return (None, address) if self.zeros.dtype is torch.float32 else (address, None)
+        return (address, None) if self.zeros.dtype is torch.uint8 else (None, address)
+
+    @property
+    def scale_type(self) -> int:
+        """Of scales and offsets, as C numbers it."""
+        return FLOAT_TYPES[self.scales.dtype]
+
+    def with_float32_scales(self) -> LowBitPanels:
+        """The same weight, its scales and offsets in float32."""
+        return replace(self, scales=_in_float32(self.scales), zeros=_in_float32(self.zeros))
 
 
 class DenseAssembly:
@@ -122,10 +134,10 @@ class LowBitAssembly:
             self._bits, self._group_size = 8, scheme.resolved_block((self._rows, self._columns))[1]
         else:
             self._bits, self._group_size = stored_bits(scheme.bits), scheme.resolved_group_size(self._columns)
-        groups = -(-self._columns // self._group_size)
+        self._num_groups, self._scheme = -(-self._columns // self._group_size), scheme
         self._codes = empty_panels(self._rows, num_words(self._columns, self._bits), torch.int32)
-        self._scales = empty_panels(self._rows, groups, torch.float32)
-        self._zeros = None if scheme.symmetric else empty_panels(self._rows, groups, zero_type(scheme))
+        self._scales: Tensor = torch.empty(0)
+        self._zeros: Tensor | None = None
         self._perm: Tensor | None = None
 
     def put(self, first_row: int, part: CanonicalWeight) -> None:
@@ -140,10 +152,7 @@ class LowBitAssembly:
             for start, chunk in row_chunks(part, _CHUNK):
                 assert isinstance(chunk, PackedWeight), "a chunk is of its weight's kind"
                 pack_rows(_widened(chunk, self._bits), first_row + start, self._codes)
-        pack_rows(_packable(part.scales), first_row, self._scales)
-        if self._zeros is not None:
-            assert part.zeros is not None, "an asymmetric scheme has zeros"
-            _put_zeros(part.zeros, first_row, self._zeros)
+        self._put_groups(first_row, part.scales, part.zeros)
         self._perm = None if part.perm is None else part.perm.long()
 
     def finish(self) -> LowBitPanels:
@@ -167,11 +176,23 @@ class LowBitAssembly:
         pack_rows(part.codes.contiguous().view(torch.int32), first_row, self._codes, flip=_RAISE)
         rows = part.scheme.resolved_block(part.shape)[0]
         spread = functools.partial(_spread_rows, block_rows=rows, rows=part.shape[0])
-        pack_rows(spread(_packable(part.scales)), first_row, self._scales)
+        raised = None if part.zeros is None else (spread(part.zeros).to(torch.int16) + 128).to(torch.uint8)
+        self._put_groups(first_row, spread(part.scales), raised)
+
+    def _put_groups(self, first_row: int, scales: Tensor, zeros: Tensor | None) -> None:
+        """Scales and zeros [rows, G]: the panels keep the first part's type, or float32 as soon as parts differ."""
+        scales = _packable(scales)
+        if self._scales.numel() == 0:
+            self._scales = empty_panels(self._rows, self._num_groups, scales.dtype)
+            if not self._scheme.symmetric:
+                self._zeros = empty_panels(self._rows, self._num_groups, zero_type(self._scheme, scales.dtype))
+        elif self._scales.dtype not in (scales.dtype, torch.float32):
+            self._scales = _in_float32(self._scales)
+            self._zeros = _in_float32(self._zeros)
+        _put_elements(scales, first_row, self._scales)
         if self._zeros is not None:
-            assert part.zeros is not None, "an asymmetric scheme has zeros"
-            raised = (spread(part.zeros).to(torch.int16) + 128).to(torch.uint8)
-            _put_zeros(raised, first_row, self._zeros)
+            assert zeros is not None, "an asymmetric scheme has zeros"
+            _put_elements(zeros, first_row, self._zeros)
 
 
 def widened(panels: Tensor, dtype: torch.dtype) -> Tensor:
@@ -278,19 +299,28 @@ def _fp4_values() -> Tensor:
     return torch.tensor((*E2M1, *(-value for value in E2M1)))
 
 
-def zero_type(scheme: WeightOnly | LowBit | Offset | Int8) -> torch.dtype:
+def zero_type(scheme: WeightOnly | LowBit | Offset | Int8, scales: torch.dtype) -> torch.dtype:
     """How panels keep the zeros of an asymmetric scheme."""
-    return torch.float32 if isinstance(scheme, Offset) else torch.uint8
+    return scales if isinstance(scheme, Offset) else torch.uint8
 
 
-def _put_zeros(zeros: Tensor, first_row: int, panels: Tensor) -> None:
-    """Zeros [N, G] into their rows."""
+def _put_elements(values: Tensor, first_row: int, panels: Tensor) -> None:
+    """Scales or zeros [N, G] into their rows, in the panels' type."""
     if panels.dtype is torch.float32:
-        pack_rows(_packable(zeros), first_row, panels)
+        pack_rows(_packable(values), first_row, panels)
         return
-    functions.twofold_pack_bytes(
-        zeros.data_ptr(), *zeros.shape, zeros.stride(0), zeros.stride(1), first_row, panels.data_ptr()
+    assert values.dtype is panels.dtype, "only float32 panels take other types"
+    functions.twofold_pack_groups(
+        values.data_ptr(), values.itemsize, *values.shape, *values.stride(), first_row, panels.data_ptr()
     )
+
+
+def _in_float32(panels: Tensor | None) -> Any:
+    """Floats in float32; zeros that are codes, and None, as they are."""
+    if panels is None or panels.dtype in (torch.float32, torch.uint8):
+        return panels
+    wide = weight_memory.empty(tuple(panels.shape), torch.float32)
+    return wide.copy_(panels)
 
 
 def _spread_rows(values: Tensor, *, block_rows: int, rows: int) -> Tensor:

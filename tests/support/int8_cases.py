@@ -12,14 +12,18 @@ PER_32 = Activation(Element.INT8, 32)
 
 
 def integer_weight(
-    scheme: WeightOnly | Offset | LowBit, shape: tuple[int, int], static: Tensor | None = None
+    scheme: WeightOnly | Offset | LowBit,
+    shape: tuple[int, int],
+    static: Tensor | None = None,
+    *,
+    scale_dtype: torch.dtype = torch.float32,
 ) -> PackedWeight:
     """Random codes, scales of both signs, zeros or offsets."""
     generator = torch.Generator().manual_seed(scheme.bits * 1000 + shape[0])
     (rows, columns), groups = shape, scheme.num_groups(shape[1])
-    scales, zeros = torch.randn(rows, groups, generator=generator), None
+    scales, zeros = torch.randn(rows, groups, generator=generator).to(scale_dtype), None
     if isinstance(scheme, Offset):
-        zeros = torch.randn(rows, groups, generator=generator)
+        zeros = torch.randn(rows, groups, generator=generator).to(scale_dtype)
     elif not scheme.symmetric:
         zeros = torch.randint(0, 2**scheme.bits, (rows, groups), generator=generator).to(torch.uint8)
     perm = torch.randperm(columns, generator=generator).to(torch.int32) if scheme.act_order else None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from expert_cases import expected, random_ids, random_weights
+from int8_cases import integer_weight
 from tolerance import assert_near
 from twofold.kernels import rounded_experts
 from twofold.kernels.cpu import experts, linear
@@ -63,6 +66,20 @@ def test_a_row_is_what_its_expert_alone_gives(scheme: Scheme, threads: int) -> N
         for choice in range(3):
             row = run(x[token : token + 1], alone[int(ids[token, choice])])[0]
             assert torch.equal(result[token, choice], row)
+
+
+def test_scales_of_16_bits_alike_or_mixed_give_what_float32_gives() -> None:
+    scheme = Offset(4, 32)
+    half = [integer_weight(scheme, (40, 96), scale_dtype=torch.float16) for _ in range(3)]
+    wide = [
+        replace(each, scales=each.scales.float(), zeros=None if each.zeros is None else each.zeros.float())
+        for each in half
+    ]
+    x, ids = torch.randn(9, 96, generator=torch.Generator().manual_seed(4)), random_ids(9, 3, 2)
+    wanted = experts.expert_linear(x, experts.prepare(linear.prepare_low_bit, wide, torch.float32), ids)
+    for weights in (half, [half[0], wide[1], half[2]]):
+        panels = experts.prepare(linear.prepare_low_bit, weights, torch.float32)
+        assert torch.equal(experts.expert_linear(x, panels, ids), wanted)
 
 
 def test_lopsided_batches_and_strides() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from twofold.kernels.cpu import linear
+from int8_cases import integer_weight
+from twofold.kernels.cpu import linear, linear_int8
 from twofold.kernels.cpu.library import unavailable
 from twofold.kernels.cpu.panels import LowBitPanels
 from twofold.kernels.problems import LinearProblem
@@ -87,10 +90,38 @@ def test_offsets_instead_of_zeros(bits, shape, group_size):
     assert torch.equal(dequantize(weight), matrix)
     prepared = linear.prepare_low_bit(weight, torch.float32)
     dense = linear.prepare_dense(DenseWeight(matrix), torch.float32)
-    assert prepared.zeros is not None and prepared.zeros.dtype is torch.float32
+    assert prepared.zeros is not None and prepared.zeros.dtype is torch.float16
     for count in ROWS:
         x = torch.randn(count, columns, generator=generator)
         assert torch.equal(linear.run_low_bit(x, prepared), linear.run_dense(x, dense))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scheme", [WeightOnly(4, 32), WeightOnly(2, 32, symmetric=False), Offset(8, 32)], ids=str)
+def test_16_bit_scales_give_what_the_same_numbers_give_in_float32(scheme, dtype):
+    weight = integer_weight(scheme, (70, 1344), scale_dtype=dtype)
+    offsets = weight.zeros.float() if isinstance(scheme, Offset) else weight.zeros
+    wide = replace(weight, scales=weight.scales.float(), zeros=offsets)
+    generator = torch.Generator().manual_seed(10)
+    for kernel, prepare, run in (
+        ("exact", linear.prepare_low_bit, linear.run_low_bit),
+        ("int8", linear_int8.prepare, linear_int8.run),
+    ):
+        prepared, prepared_wide = prepare(weight, torch.float32), prepare(wide, torch.float32)
+        for rows in ROWS:
+            x = torch.randn(rows, 1344, generator=generator)
+            assert torch.equal(run(x, prepared), run(x, prepared_wide)), kernel
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_16_bit_scale(dtype):
+    """Each number of the type as the scale of a weight of one, subnormal ones and infinities among them."""
+    scales = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)[:, None]
+    weight = PackedWeight(WeightOnly(8, -1), (len(scales), 4), pack(torch.full((len(scales), 4), 129), 8), scales)
+    x = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
+    finite = scales.isfinite().flatten()
+    result = linear.run_low_bit(x, linear.prepare_low_bit(weight, torch.float32)).flatten()
+    assert torch.equal(result[finite], scales.float().flatten()[finite]) and not result[~finite].isfinite().any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from twofold.kernels.cpu.library import functions, unavailable
+from twofold.kernels.cpu.linear import low_bit_bytes
 from twofold.kernels.cpu.panels import DenseAssembly, DensePanels, LowBitAssembly, widened
 from twofold.kernels.problems import LinearProblem
 from twofold.quant.canonical import (
@@ -22,7 +23,7 @@ from twofold.quant.canonical import (
     pack,
     unpack,
 )
-from twofold.quant.scheme import Activation, Dense, Element, Fp8, Int8, MicroScaled, WeightOnly
+from twofold.quant.scheme import Activation, Dense, Element, Fp8, Int8, MicroScaled, Offset, WeightOnly
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no compiled kernels: {unavailable()}")
 
@@ -151,10 +152,65 @@ def check_low_bit(assembly: LowBitAssembly, parts: Sequence[PackedWeight], bits:
     rows, columns = whole.shape
     codes = as_matrix(found.codes, rows)
     assert torch.equal(unpack(codes, bits, columns), unpack(whole.qweight, bits, columns))
-    assert torch.equal(as_matrix(found.scales, rows), whole.scales.float().expand(rows, found.scales.shape[1]))
+    assert torch.equal(as_matrix(found.scales.float(), rows), whole.scales.float().expand(rows, found.scales.shape[1]))
     assert (found.zeros is None) == (whole.zeros is None)
     if found.zeros is not None and whole.zeros is not None:
         assert torch.equal(as_matrix(found.zeros, rows), whole.zeros.expand(rows, found.zeros.shape[1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stored_by_columns", [False, True])
+def test_scales_and_offsets_of_16_bits_stay_as_they_are(dtype: torch.dtype, stored_by_columns: bool) -> None:
+    scheme, parts = Offset(4, 40), []
+    for rows, columns in PARTS:
+        words = pack(torch.randint(0, 16, (rows, columns), generator=GENERATOR), 4)
+        scales, offsets = torch.randn(2, rows, 5, generator=GENERATOR).to(dtype)
+        if stored_by_columns:
+            scales, offsets = scales.T.contiguous().T, offsets.T.contiguous().T
+        parts.append(PackedWeight(scheme, (rows, columns), words, scales, offsets))
+    assembly = LowBitAssembly(problem(scheme, parts))
+    put_all(assembly, parts)
+    found, rows = assembly.finish(), sum(shape[0] for shape in PARTS)
+    assert found.zeros is not None
+    assert torch.equal(as_matrix(found.scales, rows), torch.cat([part.scales for part in parts]))
+    offsets = [part.zeros for part in parts if part.zeros is not None]
+    assert torch.equal(as_matrix(found.zeros, rows), torch.cat(offsets))
+
+
+def test_scales_of_several_types_become_float32() -> None:
+    scheme, parts = Offset(4, 40), []
+    for (rows, columns), dtype in zip(PARTS, (torch.float16, torch.bfloat16, torch.float16), strict=True):
+        words = pack(torch.randint(0, 16, (rows, columns), generator=GENERATOR), 4)
+        scales, offsets = torch.randn(2, rows, 5, generator=GENERATOR).to(dtype)
+        parts.append(PackedWeight(scheme, (rows, columns), words, scales, offsets))
+    assembly = LowBitAssembly(problem(scheme, parts))
+    put_all(assembly, parts)
+    found, rows = assembly.finish(), sum(shape[0] for shape in PARTS)
+    assert found.zeros is not None
+    assert torch.equal(as_matrix(found.scales, rows), torch.cat([part.scales.float() for part in parts]))
+    offsets = [part.zeros.float() for part in parts if part.zeros is not None]
+    assert torch.equal(as_matrix(found.zeros, rows), torch.cat(offsets))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    "scheme",
+    [WeightOnly(4, 32), WeightOnly(3, 40, symmetric=False), Offset(8, 32), WeightOnly(4, -1, False, act_order=True)],
+    ids=str,
+)
+def test_the_memory_is_what_was_planned(scheme: WeightOnly | Offset, dtype: torch.dtype) -> None:
+    rows, columns = 70, 160
+    groups = scheme.num_groups(columns)
+    scales = torch.rand((rows, groups), generator=GENERATOR).to(dtype)
+    zeros = scales if isinstance(scheme, Offset) else torch.ones((rows, groups), dtype=torch.uint8)
+    words = pack(torch.zeros((rows, columns), dtype=torch.int64), scheme.bits)
+    perm = torch.arange(columns, dtype=torch.int32) if scheme.act_order else None
+    weight = PackedWeight(scheme, (rows, columns), words, scales, None if scheme.symmetric else zeros, perm)
+    assembly = LowBitAssembly(problem(scheme, [weight]))
+    assembly.put(0, weight)
+    found = assembly.finish()
+    kept = sum(each.nbytes for each in (found.codes, found.scales, found.zeros, found.perm) if each is not None)
+    assert low_bit_bytes(problem(scheme, [weight]), weight.nbytes) == kept
 
 
 def test_the_panel_width_is_what_the_library_says() -> None:

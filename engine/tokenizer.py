@@ -179,12 +179,12 @@ def load_tokenizer(files: ModelFiles, chat_template: str | None = None) -> Token
 
 def vocabulary_size(files: ModelFiles) -> int:
     """``Tokenizer.vocab_size`` alone, for a process that never sees text."""
-    return load_vocabulary(files).size
+    return last_token(_load_pipeline(files)[0]) + 1
 
 
 def load_vocabulary(files: ModelFiles) -> Vocabulary:
-    """The tokens alone, for a process that sees no text but in grammars."""
-    return Vocabulary(_load_pipeline(files)[0])
+    """The tokens alone, for a process that sees no text but in grammars: the size now, the rest when one comes."""
+    return Vocabulary(lambda: _load_pipeline(files)[0], vocabulary_size(files))
 
 
 def _load_pipeline(files: ModelFiles) -> tuple[Pipeline, dict[str, Any]]:

@@ -19,6 +19,7 @@ from ..engine.client import AsyncEngineClient
 from ..engine.config import EngineConfig
 from ..errors import ConfigError, EngineBusyError
 from ..log import get_logger
+from ..platforms.heap import trim_heap
 from .app import create_app
 from .batches.runner import Batches
 from .config import ServerConfig
@@ -246,7 +247,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _settle_memory() -> None:
     """Keep the collector off what lives as long as the server, and let it look seldom: a token makes no cycles."""
-    gc.collect()
+    trim_heap()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
 

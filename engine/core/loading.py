@@ -10,6 +10,7 @@ from ...log import get_logger
 from ...platforms import Platform, select_platform
 from ...platforms.cpu import usable_cores
 from ...platforms.cpu_threads import check_num_threads
+from ...platforms.heap import trim_heap
 from ..config import EngineConfig
 from ..grammar.vocabulary import Vocabulary
 from ..models import Model, load_model
@@ -46,6 +47,7 @@ def load_parts(config: EngineConfig) -> CoreParts:
     kernels = KernelSet(platform.spec, strict=config.strict_kernels, cpu_activations=config.cpu_activations)
     model = load_model(files, config, platform, kernels)
     platform.set_threads(config.num_threads, torch_too=kernels.needs_torch_threads())
+    trim_heap()
     for line in report_lines(kernels.report()):
         logger.info("%s", line)
     logger.info("loaded %s: %.2f GiB of weights on %s", config.model, model.weight_bytes / (1 << 30), platform.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from tokenizers import Tokenizer as Pipeline
@@ -18,14 +18,28 @@ def last_token(pipeline: Pipeline) -> int:
 
 
 class Vocabulary:
-    """Tokens of one tokenizer pipeline. Tables are made on first use; ``size`` counts ids, added tokens included."""
+    """Tokens of the tokenizer pipeline that ``load`` makes, on first use: without grammars nobody needs it.
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        added = pipeline.get_added_tokens_decoder()
-        self._bytes = TokenBytes(pipeline, added)
-        self.special_tokens = {token.content: index for index, token in added.items() if token.special}
-        self.size: int = last_token(pipeline) + 1
+    ``size`` counts ids, added tokens included.
+    """
+
+    def __init__(self, load: Callable[[], Pipeline], size: int) -> None:
+        self._load = load
+        self.size = size
+
+    @functools.cached_property
+    def _pipeline(self) -> Pipeline:
+        return self._load()
+
+    @functools.cached_property
+    def _bytes(self) -> TokenBytes:
+        return TokenBytes(self._pipeline, self._pipeline.get_added_tokens_decoder())
+
+    @functools.cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Text to id."""
+        added = self._pipeline.get_added_tokens_decoder()
+        return {token.content: index for index, token in added.items() if token.special}
 
     def token_bytes(self, token: int) -> bytes:
         """The UTF-8 bytes of a token; none for an id that is no token."""

@@ -58,6 +58,7 @@ def load_model(
     platform.synchronize()
     _log_speed(checkpoint, time.perf_counter() - start)
     loader.finish(model_config.num_layers)
+    checkpoint.let_go()
     _log_scales(checkpoint, loader, config.kv_cache_dtype, calibrated_for(model_config.quantization))
     return model
 

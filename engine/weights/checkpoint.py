@@ -69,6 +69,10 @@ class Checkpoint(ABC):
         """
         return None
 
+    def let_go(self) -> None:
+        """The load is over: pages of mapped files leave this process's memory, and come back as they are used."""
+        return None
+
     def unused(self) -> list[str]:
         """Names that nothing has taken yet, sorted."""
         return sorted(self.names - self.taken)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .checkpoint import Checkpoint
+from .file_pages import rows_at_once
 from .gguf_file import open_gguf
 from .gguf_names import hf_name
 
@@ -46,7 +47,18 @@ class GgufCheckpoint(Checkpoint):
         stored = self._stored_name[name]
         data = self._file.read(stored)
         num_heads = self._permuted_heads(stored)
+        self._file.let_go(stored, 0, len(self._file.tensors[stored].data))
         return torch.from_numpy(unpermute(data, num_heads) if num_heads else data)
+
+    def rows(self, name: str) -> Iterator[tuple[int, Tensor]]:
+        stored = self._stored_name.get(name)
+        if stored is None or self._permuted_heads(stored) or len(self.shape(name)) < 2:
+            yield from super().rows(name)
+            return
+        self.taken.add(name)
+        for first, end in self._chunks(stored):
+            yield first, torch.from_numpy(self._file.read(stored, slice(first, end)))
+            self._file.let_go(stored, first, end)
 
     def block_type(self, name: str) -> str:
         """GGUF's name of the type that a tensor is stored in: F32, Q4_1 ..."""
@@ -59,9 +71,20 @@ class GgufCheckpoint(Checkpoint):
         stored = self._stored_name[name]
         data, num_heads = self._file.tensors[stored].data, self._permuted_heads(stored)
         data = unpermute(data, num_heads) if num_heads else data
-        step = max(1, CHUNK_BYTES // data.shape[1])
-        for first in range(0, data.shape[0], step):
-            yield first, torch.from_numpy(np.array(data[first : first + step]))
+        for first, end in self._chunks(stored):
+            yield first, torch.from_numpy(np.array(data[first:end]))
+            self._file.let_go(stored, first, end)
+
+    def let_go(self) -> None:
+        self._file.let_go_all()
+
+    def _chunks(self, stored: str) -> Iterator[tuple[int, int]]:
+        """Runs of rows of about ``CHUNK_BYTES`` in the file."""
+        tensor = self._file.tensors[stored]
+        num_rows = len(tensor.data)
+        step = rows_at_once(CHUNK_BYTES, tensor.n_bytes // max(num_rows, 1))
+        for first in range(0, num_rows, step):
+            yield first, min(first + step, num_rows)
 
     def _permuted_heads(self, stored: str) -> int | None:
         """Heads of a tensor whose rows llama.cpp permuted: only q and k of the llama architecture."""

@@ -7,28 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, ReaderField, ReaderTensor, dequantize
+from gguf import ReaderTensor, dequantize
 from gguf.gguf_reader import READER_SUPPORTED_VERSIONS
 
 from ...errors import CheckpointError, UnsupportedError
-from .gguf_header import check_tensors
-
-
-class _Reader(GGUFReader):
-    """Reads through a plain view of the mapped file: slicing numpy's memmap class costs three times as much."""
-
-    @property  # type: ignore[override]
-    def data(self) -> np.ndarray:
-        return self._data
-
-    @data.setter
-    def data(self, value: np.ndarray) -> None:
-        self._path = Path(value.filename)  # type: ignore[attr-defined]
-        self._data = np.asarray(value)
-
-    def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
-        check_tensors(self._path, self._data.size, start_offs, int(self.alignment), fields)
-        super()._build_tensors(start_offs, fields)
+from .gguf_reader import Reader
 
 
 class GgufFile:
@@ -37,25 +20,19 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            reader = _Reader(path)
+            self._reader = Reader(path)
         except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
             raise CheckpointError(_unreadable(path, error)) from None
-        self._fields = reader.fields
-        self.tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
-        self._cache: dict[str, Any] = {}
+        self.tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in self._reader.tensors}
 
     def value(self, key: str, default: Any = None) -> Any:
         """The metadata value of ``key``: a number, a string, a bool or a list of them."""
-        if key not in self._fields:
-            return default
-        if key not in self._cache:
-            self._cache[key] = self._fields[key].contents()
-        return self._cache[key]
+        return self._reader.contents(key) if key in self._reader.fields else default
 
     @property
     def keys(self) -> list[str]:
         """Every metadata key, in the file's order."""
-        return list(self._fields)
+        return list(self._reader.fields)
 
     def require(self, key: str) -> Any:
         """Like ``value``, for keys without which the file cannot be understood."""
@@ -72,18 +49,31 @@ class GgufFile:
         """Shape in the row-major order of torch; GGUF lists the fastest dimension first."""
         return tuple(int(size) for size in reversed(self.tensors[name].shape))
 
-    def read(self, name: str) -> np.ndarray:
-        """The tensor as float32, in memory of its own."""
+    def read(self, name: str, rows: slice = slice(None)) -> np.ndarray:
+        """The tensor, or some rows of it, as float32 in memory of its own."""
         tensor = self.tensors[name]
+        stored = tensor.data[rows]
         try:
-            data = dequantize(_joined_rows(tensor.data), tensor.tensor_type)
+            data = dequantize(_joined_rows(stored), tensor.tensor_type)
         except NotImplementedError:
             raise UnsupportedError(
                 f"tensor {name} in {self.path} has type {tensor.tensor_type.name}, which gguf cannot dequantize"
             ) from None
         # Unquantized tensors come as views of the read-only file.
         owned = data if data.dtype == np.float32 and data.flags.writeable else np.array(data, dtype=np.float32)
-        return owned.reshape(self.shape(name))
+        shape = self.shape(name)
+        return owned.reshape(len(stored), *shape[1:]) if shape else owned.reshape(shape)
+
+    def let_go(self, name: str, first_row: int, end_row: int) -> None:
+        """Drop the pages of rows that were used from this process."""
+        tensor = self.tensors[name]
+        row_bytes = tensor.n_bytes // max(len(tensor.data), 1)
+        start = int(tensor.data_offset)
+        self._reader.let_go(start + first_row * row_bytes, start + end_row * row_bytes)
+
+    def let_go_all(self) -> None:
+        """Drop all of the file's pages from this process."""
+        self._reader.let_go(0, self._reader.data.size)
 
 
 def _unreadable(path: Path, reason: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from ...errors import CheckpointError, UnsupportedError
 from ...log import get_logger
 from ...quant.formats.missing import missing
 from .checkpoint import Checkpoint
+from .file_pages import let_go
 from .fused_experts import split_experts
 from .safetensors_header import DTYPES, TensorEntry, read_header
-from .safetensors_read import map_tensor, read_rows, read_tensor
+from .safetensors_read import map_file, read_rows, read_tensor, view_of
 from .text_part import text_part
 from .weight_files import INDEX_FILE, SINGLE_FILE, weight_files, weight_map_of
 
@@ -28,6 +30,7 @@ class SafetensorsCheckpoint(Checkpoint):
         super().__init__(path)
         self._entries = _read_entries(path)
         self._names = frozenset(self._entries)
+        self._mappings: list[mmap.mmap] = []
 
     @property
     def names(self) -> frozenset[str]:
@@ -63,10 +66,17 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def mapped(self, name: str) -> Tensor | None:
         self.dtype(name)  # refuses what has no dtype in torch
-        tensor = map_tensor(name, self._entries[name])
-        if tensor is not None:
-            self.taken.add(name)
-        return tensor
+        entry = self._entries[name]
+        mapping = map_file(name, entry)
+        if mapping is None:
+            return None
+        self.taken.add(name)
+        self._mappings.append(mapping[0])
+        return view_of(*mapping, entry)
+
+    def let_go(self) -> None:
+        for area in self._mappings:
+            let_go(area, 0, len(area))
 
     def _read(self, name: str) -> Tensor:
         self.dtype(name)  # refuses what has no dtype in torch

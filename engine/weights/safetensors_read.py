@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...errors import CheckpointError
+from .file_pages import let_go, rows_at_once
 from .safetensors_header import DTYPES, TensorEntry
 
 # Bytes of rows that are handed out at once: read ones are still in the cache when they are converted.
@@ -24,8 +25,6 @@ CHUNK_BYTES = 2 << 20
 MAPPED_CHUNK_BYTES = 4 << 20
 # Tensors from this size on are mapped.
 MAPPED_BYTES = 1 << 20
-# Runs of rows begin at a multiple of this, as the panels do that they become.
-ROW_MULTIPLE = 64
 # What the system is asked to fetch while a tensor is being converted; files hold a layer's tensors side by side.
 AHEAD_BYTES = 32 << 20
 
@@ -47,17 +46,17 @@ def read_tensor(name: str, entry: TensorEntry) -> Tensor:
 
 def map_tensor(name: str, entry: TensorEntry) -> Tensor | None:
     """A view of the file, where the tensor lies as its dtype wants it; ``entry.dtype`` is one of ``DTYPES``."""
-    mapping = _map(name, entry)
-    return None if mapping is None else _view(*mapping, entry)
+    mapping = map_file(name, entry)
+    return None if mapping is None else view_of(*mapping, entry)
 
 
 def read_rows(name: str, entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
     """(first row, rows) of a tensor of one or more dimensions, which are valid until the next."""
-    mapping = _map(name, entry) if entry.end - entry.start >= MAPPED_BYTES else None
+    mapping = map_file(name, entry) if entry.end - entry.start >= MAPPED_BYTES else None
     yield from _buffered_rows(name, entry) if mapping is None else _mapped_rows(*mapping, entry)
 
 
-def _map(name: str, entry: TensorEntry) -> tuple[mmap.mmap, int] | None:
+def map_file(name: str, entry: TensorEntry) -> tuple[mmap.mmap, int] | None:
     """A mapping and where the tensor begins in it. CheckpointError where the file has become shorter: its pages would
     end the process."""
     size, itemsize = _checked_size(name, entry), DTYPES[entry.dtype].itemsize
@@ -74,34 +73,29 @@ def _map(name: str, entry: TensorEntry) -> tuple[mmap.mmap, int] | None:
     return area, entry.start - first
 
 
-def _view(area: mmap.mmap, offset: int, entry: TensorEntry) -> Tensor:
+def view_of(area: mmap.mmap, offset: int, entry: TensorEntry) -> Tensor:
+    """The tensor that begins so far into a mapping."""
     flat = torch.frombuffer(area, dtype=DTYPES[entry.dtype], count=math.prod(entry.shape), offset=offset)
     return flat.view(entry.shape)
 
 
 def _mapped_rows(area: mmap.mmap, offset: int, entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
-    tensor, num_rows = _view(area, offset, entry), entry.shape[0]
+    tensor, num_rows = view_of(area, offset, entry), entry.shape[0]
     row_bytes = (entry.end - entry.start) // num_rows
-    step = _rows_at_once(MAPPED_CHUNK_BYTES, row_bytes)
+    step = rows_at_once(MAPPED_CHUNK_BYTES, row_bytes)
     done = 0
     for first in range(0, num_rows, step):
         yield first, tensor[first : first + step]
         used = (offset + min(first + step, num_rows) * row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if hasattr(mmap, "MADV_DONTNEED") and used > done:
-            area.madvise(mmap.MADV_DONTNEED, done, used - done)
-            done = used
-
-
-def _rows_at_once(num_bytes: int, row_bytes: int) -> int:
-    step = max(1, num_bytes // max(row_bytes, 1))
-    return step // ROW_MULTIPLE * ROW_MULTIPLE or step
+        let_go(area, done, used)
+        done = max(done, used)
 
 
 def _buffered_rows(name: str, entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
     """Rows that are read into one buffer, each overwritten by the next."""
     size, num_rows = _checked_size(name, entry), entry.shape[0]
     row_bytes = size // max(num_rows, 1)
-    step = _rows_at_once(CHUNK_BYTES, row_bytes)
+    step = rows_at_once(CHUNK_BYTES, row_bytes)
     with _buffer(min(step, num_rows) * row_bytes) as buffer, _open_at(entry, entry.start) as stream:
         for first in range(0, num_rows, step):
             count = min(step, num_rows - first)

@@ -12,14 +12,15 @@ import jsonschema
 from tokenizers import Tokenizer
 from twofold.engine.grammar.compiler import GrammarCompiler
 from twofold.engine.grammar.constraint import Constraint
-from twofold.engine.grammar.vocabulary import Vocabulary
+from twofold.engine.grammar.vocabulary import Vocabulary, last_token
 from twofold.engine.sampling_params import SamplingParams
 from twofold.engine.structured_output import StructuredOutput
 
 
 def vocabulary_of(folder: Path) -> Vocabulary:
     """The tokens of a checkpoint."""
-    return Vocabulary(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    pipeline = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return Vocabulary(lambda: pipeline, last_token(pipeline) + 1)
 
 
 class Acceptor:

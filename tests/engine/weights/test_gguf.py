@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, dequantize, quantize
+from gguf import GGMLQuantizationType, GGUFEndian, GGUFReader, GGUFWriter, dequantize, quantize
 from gguf_files import permute, write_gguf
 from paged_runner import load, logits_of
 from safetensors.torch import load_file
@@ -222,3 +222,67 @@ def test_what_is_not_served_is_named(tiny_model: TinyModel, tmp_path: Path) -> N
     with pytest.raises(UnsupportedError, match="rope scaling 'longrope'"):
         odd = {"rope__scaling__type": "longrope", "rope__scaling__factor": 2.0}
         load_model_config(files_of(write_gguf(directory, tmp_path / "c.gguf", "llama", **odd)))
+
+
+@pytest.mark.parametrize("endian", [GGUFEndian.LITTLE, GGUFEndian.BIG])
+def test_metadata_is_what_the_package_reads(tmp_path: Path, endian: GGUFEndian) -> None:
+    path = tmp_path / "model.gguf"
+    writer = GGUFWriter(str(path), "llama", endianess=endian)
+    writer.add_array("some.tokens", ["a", "", "ein längeres Wort", "\u2581x"])
+    writer.add_array("some.scores", [0.5, -2.0, 3.25])
+    writer.add_array("some.types", [1, 3, 1])
+    writer.add_string("some.text", "hello")
+    writer.add_bool("some.flag", True)
+    writer.add_tensor("t", np.arange(6, dtype=np.float32).reshape(2, 3))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    expected = GGUFReader(path)
+    file = GgufFile(path)
+    assert file.keys == list(expected.fields)
+    assert {key: file.value(key) for key in file.keys} == {
+        key: field.contents() for key, field in expected.fields.items()
+    }
+    assert file.value("some.tokens") == ["a", "", "ein längeres Wort", "\u2581x"]
+    assert file.value("some.scores") == [0.5, -2.0, 3.25]
+    assert file.value("some.nothing", 7) == 7
+
+
+@pytest.mark.parametrize("quantization", ["F32", "F16", "Q8_0"])
+def test_rows_in_runs_are_the_whole_tensor(
+    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str
+) -> None:
+    monkeypatch.setattr("twofold.engine.weights.gguf_checkpoint.CHUNK_BYTES", 4096)
+    checkpoint = open_checkpoint(
+        files_of(write_gguf(tiny_model("llama"), tmp_path / "model.gguf", "llama", quantization=quantization))
+    )
+    for name in sorted(checkpoint.names):
+        runs = list(checkpoint.rows(name))
+        assert [first for first, _ in runs] == [
+            sum(len(rows) for _, rows in runs[:index]) for index in range(len(runs))
+        ]
+        torch.testing.assert_close(torch.cat([rows for _, rows in runs]), checkpoint.get(name), rtol=0, atol=0)
+    assert len(list(checkpoint.rows("model.embed_tokens.weight"))) > 1
+
+
+def test_pages_that_were_used_leave_the_process_and_come_back(tiny_model: TinyModel, tmp_path: Path) -> None:
+    path = write_gguf(tiny_model("llama"), tmp_path / "model.gguf", "llama")
+    file = GgufFile(path)
+    name = max(file.tensors, key=lambda name: file.tensors[name].n_bytes)
+    before = file.read(name)
+    assert _resident_kib(path) > 0
+    file.let_go_all()
+    assert _resident_kib(path) == 0
+    np.testing.assert_array_equal(file.read(name), before)
+
+
+def _resident_kib(path: Path) -> int:
+    """KiB of a mapped file in this process's memory, as the kernel counts them."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            found += int(line.split()[1])
+    return found

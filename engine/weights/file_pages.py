@@ -1,0 +1,23 @@
+"""Pages of mapped files count as a process's memory until they are let go; nothing here needs torch."""
+
+from __future__ import annotations
+
+import mmap
+
+# Runs of rows begin at a multiple of this, as the panels do that they become.
+ROW_MULTIPLE = 64
+
+
+def let_go(area: mmap.mmap, start: int, end: int) -> None:
+    """Drop the pages of bytes ``start`` (a page's first) to ``end`` from this process: the file has them still.
+
+    What was written to a private mapping is lost.
+    """
+    if hasattr(mmap, "MADV_DONTNEED") and end > start:
+        area.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+def rows_at_once(num_bytes: int, row_bytes: int) -> int:
+    """Rows of about ``num_bytes`` together, at least one."""
+    step = max(1, num_bytes // max(row_bytes, 1))
+    return step // ROW_MULTIPLE * ROW_MULTIPLE or step

@@ -1,0 +1,40 @@
+"""Memory that was freed goes back to the system."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from twofold.platforms.heap import trim_heap
+
+# Small blocks below one that stays: the C library by itself gives only the top of its heap back.
+PROGRAM = """
+import ctypes, re
+from twofold.platforms.heap import trim_heap
+library = ctypes.CDLL(None)
+library.malloc.restype, library.malloc.argtypes, library.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+def resident():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+blocks = []
+for _ in range(20_000):
+    block = library.malloc(4000)
+    ctypes.memset(block, 1, 4000)
+    blocks.append(block)
+for block in blocks[:-1]:
+    library.free(block)
+before = resident()
+trim_heap()
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_freed_blocks_under_a_used_one_go_back() -> None:
+    output = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
+    assert int(output) > 60_000_000
+
+
+def test_a_library_without_the_call_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    trim_heap()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import tempfile
 import time
@@ -44,35 +45,50 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def turn(lock: Path, result: Path, seconds: float) -> Iterator[None]:
+def turn(lock: Path, result: Path, seconds: float = math.inf) -> Iterator[None]:
     """Wait while another process makes ``result``, for at most ``seconds``: look first whether it is there now.
 
     A process that dies gives its turn up. Where the file system has no locks nobody waits.
     """
-    with lock.open("a") as stream:
-        held = _lock(stream, result, time.monotonic() + seconds)
-        try:
-            yield
-        finally:
-            if held:
-                lock.unlink(missing_ok=True)
+    stream = _held(lock, result, time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        if stream is not None:
+            lock.unlink(missing_ok=True)
+            stream.close()
 
 
-def _lock(stream: IO[str], result: Path, deadline: float) -> bool:
+def _held(lock: Path, result: Path, deadline: float) -> IO[str] | None:
+    """The locked file, or None where there is no need or no way to wait."""
     waits = False
     while True:
+        stream = lock.open("a")
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
+            if _is_still(lock, stream):
+                return stream
+            stream.close()  # the process before removed it; whoever comes now locks another file
+            continue
         except BlockingIOError:
+            stream.close()
             if result.exists() or time.monotonic() > deadline:
-                return False
+                return None
         except OSError:
-            return False
+            stream.close()
+            return None
         if not waits:
             waits = True
             logger.info("waiting for another process that makes %s", result)
         time.sleep(_TURN_POLL)
+
+
+def _is_still(path: Path, stream: IO[str]) -> bool:
+    """Whether ``path`` names the open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(stream.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def is_writable(folder: Path) -> bool:

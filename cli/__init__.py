@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from .. import env
 from ..errors import ConfigError, RequestError, TwofoldError
@@ -32,6 +35,7 @@ COMMANDS = {
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPT = 130
+EXIT_TERMINATED = 143
 
 _EPILOG = """examples:
   twofold chat smollm2-135m-instruct
@@ -61,7 +65,10 @@ def build_parser(command: str | None) -> CommandParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 0, 1 failure, 2 wrong usage, 130 interrupted."""
+    """Run one command. Returns the exit code: 0, 1 failure, 2 wrong usage, 130 interrupted.
+
+    SIGTERM unwinds the command like Ctrl-C does, so that temporary files go, and ends with 143 (SystemExit).
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in arguments if not word.startswith("-")), None)
     try:
@@ -72,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     args = build_parser(command).parse_args(arguments)
     try:
-        code: int = args.run(args)
+        with _ended_by_sigterm():
+            code: int = args.run(args)
         sys.stdout.flush()
         return code
     except TwofoldError as error:
@@ -85,3 +93,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output (head, less) went away; keep the interpreter from failing again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM raises SystemExit, where it would otherwise end the process as it stands."""
+    try:
+        before = signal.getsignal(signal.SIGTERM)
+        if before is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _terminate)
+    except ValueError:  # not the main thread, which alone may handle signals
+        before = None
+    try:
+        yield
+    finally:
+        if before is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    sys.exit(EXIT_TERMINATED)

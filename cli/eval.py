@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
 
 from .engine_options import add_engine_arguments, engine_config
-from .parser import positive_int
+from .parser import file_path, positive_int
 
 _FIELDS = (
     "device", "dtype", "quantize", "quantization", "kv_cache_dtype", "cpu_activations", "num_threads", "strict_kernels",
@@ -19,7 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--reference", metavar="MODEL", help="the model to compare with, such as the unquantized one")
     parser.add_argument(
-        "--text", metavar="FILE", help="text, or JSON lines with text or messages (default: a built-in sample)"
+        "--text",
+        type=file_path,
+        metavar="FILE",
+        help="text, or JSON lines with text or messages (default: a built-in sample)",
     )
     parser.add_argument("--windows", type=positive_int, default=8, metavar="N", help="token windows to look at")
     parser.add_argument("--length", type=positive_int, default=512, metavar="TOKENS", help="length of a window")
@@ -32,9 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from ..quant.evaluation import EvaluationSpec, evaluate
     from ..quant.progress import layer_progress
 
-    spec = EvaluationSpec(
-        source=Path(args.text).expanduser() if args.text else None, num_windows=args.windows, length=args.length
-    )
+    spec = EvaluationSpec(source=args.text, num_windows=args.windows, length=args.length)
     config = engine_config(args)
     reference = None
     if args.reference:

@@ -7,6 +7,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -134,3 +135,13 @@ def memory_size(text: str) -> int:
     if size < _UNITS["M"] and text.strip()[-1].isdigit():
         raise argparse.ArgumentTypeError(f"{text} means {size} bytes; add a unit, as in {text.strip()}G")
     return size
+
+
+def file_path(text: str) -> Path:
+    """A path, with ``~`` read as a shell does; whether anything is there is asked by whoever uses it."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the path is empty; name a file or folder")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise argparse.ArgumentTypeError(f"{text!r} names a home that is not known; write the whole path") from None

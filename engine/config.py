@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from ..errors import ConfigError
+from ..quant.spec import parse_quantize_spec
 
 DEVICES = ("auto", "cpu", "cuda", "rocm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -93,6 +94,8 @@ class EngineConfig:
             if value not in accepted:
                 named = ", ".join(choice for choice in accepted if choice is not None)
                 raise ConfigError(f"{name} is {value!r}; it must be one of {named}")
+        if self.quantize is not None:
+            parse_quantize_spec(self.quantize)
         if self.quantization is not None and self.quantize is not None:
             raise ConfigError(
                 f"quantize {self.quantize!r} and quantization {self.quantization!r} exclude each other; choose one"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from .. import env, storage
 from ..engine.sources import ModelFiles, resolve_model
 from ..log import get_logger
 from .calibration.spec import CalibrationSpec
+from .checked_model import check_model
 from .fingerprint import content_key
 from .formats.writers import writer_for
 from .pipeline import quantize_model
@@ -31,11 +29,12 @@ def ensure_quantized(model: str, spec: str | QuantizeSpec, calibration: Calibrat
     parsed = parse_quantize_spec(spec) if isinstance(spec, str) else spec
     writer_for(parsed)  # Refuses what no format can hold before anything is fetched.
     files = resolve_model(model)
+    check_model(files, parsed)  # The key below reads every byte.
     label = str(parsed).replace(":", "-")
     folder = env.cache_dir() / "quantized" / f"{_slug(files)}-{label}-{content_key(files, parsed, calibration)}"
     if os.path.isdir(folder):
         return folder
-    with storage.writing(folder.parent), _locked(folder.with_name(f".{folder.name}.lock")):
+    with storage.writing(folder.parent), storage.turn(folder.with_name(f".{folder.name}.lock"), folder):
         if not folder.is_dir():
             with layer_progress(f"quantizing {model} ({parsed})") as progress:
                 report = quantize_model(str(files.path), parsed, folder, progress, calibration=calibration)
@@ -51,10 +50,3 @@ def ensure_quantized(model: str, spec: str | QuantizeSpec, calibration: Calibrat
 def _slug(files: ModelFiles) -> str:
     name = Path(files.name.rstrip("/")).name or files.path.stem
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-").lower() or "model"
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield

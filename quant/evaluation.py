@@ -14,8 +14,15 @@ from torch import Tensor
 
 from ..engine.config import EngineConfig
 from ..engine.llm import LLM
+from ..engine.model_config import allowed_model_len, load_model_config
+from ..engine.sources import ModelFiles, resolve_model
+from ..engine.tokenizer import load_tokenizer
 from ..errors import ConfigError
-from .calibration.texts import EVALUATION_SAMPLE, sample_path, text_windows
+from ..log import get_logger
+from .calibration.spec import check_text_file
+from .calibration.texts import EVALUATION_SAMPLE, sample_path, shortage, text_windows
+
+log = get_logger(__name__)
 
 # (windows done, windows in all)
 Progress = Callable[[int, int], None]
@@ -37,8 +44,8 @@ class EvaluationSpec:
             raise ConfigError(
                 f"evaluation: {self.num_windows} windows of {self.length} tokens; at least 1 of 2 tokens is needed"
             )
-        if self.source is not None and not self.source.is_file():
-            raise ConfigError(f"evaluation file {self.source} does not exist; give a text or .jsonl file")
+        if self.source is not None:
+            check_text_file("evaluation", self.source)
 
     def __str__(self) -> str:
         source = "the built-in sample" if self.source is None else self.source.name
@@ -96,29 +103,27 @@ def evaluate_each(
     reference: EngineConfig | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Evaluation]:
-    """`evaluate` of each model in turn; the reference is run once for all."""
+    """`evaluate` of each model in turn; the reference is run once for all. The text is read before any weight is."""
     spec = spec or EvaluationSpec()
+    windows = _common_windows([reference, *configs] if reference is not None else configs, spec)
     runs = len(configs) + (reference is not None)
     note = progress or (lambda done, total: None)
     done = 0
     with tempfile.TemporaryDirectory() as folder:
         expected: _Stored | None = None
         if reference is not None:
+            expected = _Stored(Path(folder) / "logits", windows)
             with open_llm(reference) as llm:
-                windows = _windows(llm, spec)
-                expected = _Stored(Path(folder) / "logits", windows)
                 for index, window in enumerate(windows):
                     expected.put(index, llm.logits(window.tolist()))
                     done += 1
                     note(done, runs * len(windows))
         for config in configs:
+            sums = _Sums()
             with open_llm(config) as llm:
-                windows = _windows(llm, spec)
-                sums = _Sums()
                 for index, window in enumerate(windows):
                     logits = llm.logits(window.tolist())
-                    wanted = None if expected is None else expected.get(index, windows, logits.shape[1])
-                    sums.add(window, logits, wanted)
+                    sums.add(window, logits, None if expected is None else expected.get(index))
                     done += 1
                     note(done, runs * len(windows))
             yield sums.result()
@@ -130,9 +135,27 @@ def open_llm(config: EngineConfig) -> LLM:
     return LLM(fields.pop("model"), **fields)
 
 
-def _windows(llm: LLM, spec: EvaluationSpec) -> Tensor:
-    length = min(spec.length, llm.info.max_model_len)
-    every = text_windows(llm.tokenizer, spec.source or sample_path(EVALUATION_SAMPLE), length)
+def _common_windows(configs: Sequence[EngineConfig], spec: EvaluationSpec) -> Tensor:
+    """The token windows int64 [B, L] of ``spec``, which all models must share, vocabulary included: ConfigError."""
+    models = [(resolve_model(config.model), config) for config in configs]
+    configured = [(files, load_model_config(files), config) for files, config in models]
+    length = min(spec.length, *(allowed_model_len(one.max_model_len, model) for _, model, one in configured))
+    if length < spec.length:
+        log.warning("windows of %d tokens instead of %d: the model has no more positions", length, spec.length)
+    found = [_windows(files, spec, length) for files, _, _ in configured]
+    sizes = {model.vocab_size for _, model, _ in configured}
+    if len(sizes) > 1 or any(not torch.equal(found[0], one) for one in found[1:]):
+        raise ConfigError(
+            "the reference has another vocabulary or tokenizer; compare a model with the one it was made from"
+        )
+    said = shortage(spec.source, found[0], spec.num_windows)
+    if said is not None:
+        log.warning("evaluation: %s", said)
+    return found[0]
+
+
+def _windows(files: ModelFiles, spec: EvaluationSpec, length: int) -> Tensor:
+    every = text_windows(load_tokenizer(files), spec.source or sample_path(EVALUATION_SAMPLE), length)
     count = min(spec.num_windows, len(every))
     return every[torch.linspace(0, len(every) - 1, count).round().long()]
 
@@ -152,13 +175,9 @@ class _Stored:
             self._values = values.view(shape)
         self._values[index] = logits
 
-    def get(self, index: int, windows: Tensor, vocab_size: int) -> Tensor:
-        """One window's logits, for a model that must have read the same windows and have as many."""
+    def get(self, index: int) -> Tensor:
+        """One window's logits in float32."""
         assert self._values is not None, "nothing was stored"
-        if self._values.shape[2] != vocab_size or not torch.equal(self._windows, windows):
-            raise ConfigError(
-                "the reference has another vocabulary or tokenizer; compare a model with the one it was made from"
-            )
         return self._values[index].float()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from ..engine.model_config import generation_config, raw_config
 from ..engine.sources import ModelFiles
 from ..errors import ConfigError
+from ..storage import is_writable, not_writable
 
 WEIGHT_SUFFIXES = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".npz", ".tflite"}
@@ -27,9 +28,14 @@ def check_output(output: Path, source: Path, *, overwrite: bool) -> None:
     target, origin = output.resolve(), source.resolve()
     if target == origin or target in origin.parents:
         raise ConfigError(f"output {output} is or contains the model itself ({source}); choose another folder")
+    if origin in target.parents:
+        raise ConfigError(f"output {output} lies inside the model ({source}); choose a folder elsewhere")
+    existing = _existing_parent(target.parent)
+    if not existing.is_dir():
+        raise ConfigError(f"output {output} lies below a file; choose a folder")
+    if not is_writable(existing):
+        raise ConfigError(f"output {output} cannot be made: {not_writable(existing)}")
     if not output.exists():
-        if not _existing_parent(target).is_dir():
-            raise ConfigError(f"output {output} lies below a file; choose a folder")
         return
     if not output.is_dir():
         raise ConfigError(f"output {output} is a file; choose a folder")

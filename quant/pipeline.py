@@ -14,22 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engine.model_config import load_model_config, raw_config
 from ..engine.sources import ModelFiles, resolve_model
-from ..engine.weights import open_checkpoint
+from ..engine.tokenizer import load_tokenizer
 from ..engine.weights.checkpoint import Checkpoint
 from ..engine.weights.safetensors_dir import SafetensorsCheckpoint
 from ..errors import CheckpointError, ConfigError
 from ..log import get_logger
 from .calibration import CalibrationSpec
+from .calibration.texts import calibration_windows, shortage
 from .canonical import dequantize
+from .checked_model import CheckedModel, check_model
 from .export import check_output, check_space, source_dtype, weight_bytes, write_side_files
 from .fingerprint import content_key
 from .formats import Format, detect_format
 from .formats.writers import writer_for
 from .methods.choice import choose_schemes, layer_method
 from .methods.layer_method import LayerMethod, LayerWeights
-from .plan import SIDES, LayerPlan, QuantizePlan, bit_budget, make_plan, stored_dtype
+from .plan import SIDES, LayerPlan, QuantizePlan, make_plan, stored_dtype
 from .report import ModuleError, QuantizeReport
 from .rotation import RotatedCheckpoint
 from .spec import QuantizeSpec, parse_quantize_spec
@@ -61,33 +62,57 @@ def quantize_model(
     """
     started = time.perf_counter()
     spec = parse_quantize_spec(spec) if isinstance(spec, str) else spec
-    writer = writer_for(spec)
+    writer_for(spec)  # Refuses what no format can hold before anything is fetched.
+    if max_shard_bytes < 1:
+        raise ConfigError(f"weight files of {max_shard_bytes} bytes hold nothing; allow some GB")
     files = resolve_model(model)
     check_output(output, files.path, overwrite=overwrite)
-    if load_model_config(files).quantization is not None:
-        raise ConfigError(f"{model} is quantized already; give the original model")
-    checkpoint = _checkpoint(files, spec)
-    plan = make_plan(checkpoint, spec, writer)
-    budget = bit_budget(plan, checkpoint) if spec.method == "auto" else 0
-    check_space(output, max(sum(tensor.nbytes for tensor in plan.tensors(checkpoint)), budget // 8))
-    calibration = calibration or CalibrationSpec()
-    method = layer_method(spec, files, checkpoint, calibration, lambda name: _finite_weight(checkpoint, name))
+    checked = check_model(files, spec)
+    checkpoint, plan = checked.checkpoint, checked.plan
+    check_space(output, max(sum(tensor.nbytes for tensor in plan.tensors(checkpoint)), checked.budget // 8))
+    calibration = (calibration or CalibrationSpec()).for_model(checked.positions)
+    windows = _windows(files, calibration) if spec.is_calibrated else None
+    method = layer_method(
+        spec, files, checkpoint, lambda name: _finite_weight(checkpoint, name), windows, calibration.memory
+    )
     key = f"{content_key(files, spec, calibration)} {max_shard_bytes}"
+    show = progress or _ignore
     with WorkFolder(output, key) as work:
         if spec.method == "auto":
-            plan = _chosen_plan(plan, files, checkpoint, calibration, budget, work)
+            assert windows is not None, "auto looks at text"
+            show, measure = _second_half(show), _first_half(show)
+            plan = _chosen_plan(checked, files, windows, work, measure)
         tensors = list(plan.tensors(checkpoint))
         quantization = plan.writer.config(plan.schemes, plan.plain_modules(checkpoint), spec.method, spec.kv_cache)
         dtype = str(stored_dtype(getattr(torch, source_dtype(files)))).removeprefix("torch.")
         write_side_files(files, work.folder, quantization, dtype, plan.writer.side_config, _changes(checkpoint))
         run = _Run(checkpoint, plan, method, detect_format(quantization), work)
-        run.all_layers(tensors, max_shard_bytes, progress or _ignore)
-    return _report(model, files, output, run, tensors, calibration, started)
+        run.notes += _shortage(calibration, windows)
+        run.all_layers(tensors, max_shard_bytes, show)
+    looked_at = None if windows is None else calibration.describe(len(windows))
+    return _report(model, files, output, run, tensors, looked_at, started)
 
 
-def _checkpoint(files: ModelFiles, spec: QuantizeSpec) -> Checkpoint:
-    source = open_checkpoint(files)
-    return RotatedCheckpoint(source, raw_config(files)) if spec.rotate else source
+def _windows(files: ModelFiles, calibration: CalibrationSpec) -> Tensor:
+    return calibration_windows(load_tokenizer(files), calibration)
+
+
+def _shortage(calibration: CalibrationSpec, windows: Tensor | None) -> list[str]:
+    """What a user must know about too little text, logged too."""
+    said = None if windows is None else shortage(calibration.source, windows, calibration.num_sequences)
+    if said is None:
+        return []
+    log.warning("calibration: %s", said)
+    return [f"calibration: {said}"]
+
+
+def _first_half(progress: Progress) -> Progress:
+    """The layers that ``auto`` measures count like those that it quantizes after."""
+    return lambda done, total: progress(done, 2 * total)
+
+
+def _second_half(progress: Progress) -> Progress:
+    return lambda done, total: progress(total + done, 2 * total)
 
 
 def _changes(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -102,18 +127,15 @@ def _notes(run: _Run) -> list[str]:
 
 
 def _chosen_plan(
-    plan: QuantizePlan,
-    files: ModelFiles,
-    checkpoint: Checkpoint,
-    calibration: CalibrationSpec,
-    budget: int,
-    work: WorkFolder,
+    checked: CheckedModel, files: ModelFiles, windows: Tensor, work: WorkFolder, progress: Progress
 ) -> QuantizePlan:
     """The plan with the schemes that ``auto`` chooses; those of an interrupted work stay."""
+    plan, checkpoint = checked.plan, checked.checkpoint
     offered = plan.spec.schemes
     if "schemes" not in work.kept:
         log.info("measuring which layers need more than %s", offered[0])
-        chosen = choose_schemes(plan, files, checkpoint, calibration, budget)
+        progress(0, plan.num_layers)
+        chosen = choose_schemes(plan, files, checkpoint, windows, checked.budget, progress)
         work.kept["schemes"] = {module: offered.index(scheme) for module, scheme in chosen.items()}
     chosen = {module: offered[index] for module, index in work.kept["schemes"].items()}
     return make_plan(checkpoint, plan.spec, plan.writer, chosen)
@@ -227,7 +249,7 @@ def _report(
     output: Path,
     run: _Run,
     tensors: list[TensorSpec],
-    calibration: CalibrationSpec,
+    calibration: str | None,
     started: float,
 ) -> QuantizeReport:
     plan = run.plan
@@ -249,7 +271,7 @@ def _report(
         bytes_after=sum(path.stat().st_size for path in output.glob("*.safetensors")),
         seconds=time.perf_counter() - started,
         format=plan.writer.name,
-        calibration=str(calibration) if plan.spec.is_calibrated else None,
+        calibration=calibration,
         peak_memory=peak_memory(),
     )
 

@@ -38,6 +38,8 @@ VARIANTS: dict[str, Fp8] = {
 # What ``auto`` gives to a group of layers, by bits.
 AUTO_GROUP_SIZES = {2: (32,), 3: (32, 64, 128), 4: (32, 64, 128), 8: (128, -1)}
 TARGETS = (2.5, 8.25)
+# Words for what ``--quantization`` does, often mistaken for a method.
+ROUNDED_AT_LOAD = ("int8", "int4")
 SHAPE = (
     "METHOD:BITS:GROUP or METHOD:BITS:GROUP:sym with rtn, gptq or awq, such as awq:4:128; fp8, fp8:static or "
     "fp8:block; smoothquant; or auto:BITS, such as auto:4.25"
@@ -136,7 +138,13 @@ class QuantizeSpec:
 def parse_quantize_spec(text: str) -> QuantizeSpec:
     """Read ``rtn:4:32:sym``, ``fp8:block``, ``auto:4.25`` ...; ConfigError names the wrong part and the right ones."""
     method, *parts = text.strip().lower().split(":")
-    _check("method", method, METHODS)
+    if method in ROUNDED_AT_LOAD:
+        raise ConfigError(
+            f"quantize is {text!r}, which names no method; write {SHAPE}. To round weights at each load instead, give "
+            f"--quantization {method}"
+        )
+    if method not in METHODS:
+        raise ConfigError(f"quantize: method {method!r} is not one of {', '.join(METHODS)}; write {SHAPE}")
     if method == "fp8" and len(parts) <= 1:
         return QuantizeSpec(method=method, variant=parts[0] if parts else "dynamic")
     if method == "smoothquant" and parts in ([], ["8"]):

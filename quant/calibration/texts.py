@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError, RequestError
-from ...log import get_logger
-from .spec import CalibrationSpec
-
-log = get_logger(__name__)
+from .spec import DEFAULT_LENGTH, CalibrationSpec
 
 CALIBRATION_SAMPLE = "calibration.txt"
 EVALUATION_SAMPLE = "evaluation.txt"
@@ -37,20 +34,23 @@ def sample_path(name: str) -> Path:
 
 
 def calibration_windows(tokenizer: Encoder, spec: CalibrationSpec) -> Tensor:
-    """Token windows int64 [B, L] for ``spec``; a warning says so when the text is too short for all of them.
+    """Token windows int64 [B, L] for ``spec``; fewer where the text is too short for all of them (`shortage` says so).
 
     ConfigError for a file that cannot be read as text, or one that holds less than one window.
     """
     path = spec.source or sample_path(CALIBRATION_SAMPLE)
-    windows = text_windows(tokenizer, path, spec.length)
+    windows = text_windows(tokenizer, path, spec.length or DEFAULT_LENGTH)
     order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(spec.seed))
-    chosen = windows[order[: spec.num_sequences]]
-    if len(chosen) < spec.num_sequences:
-        log.warning(
-            "%s holds %d windows of %d tokens; %d were asked for: results may be worse",
-            path.name, len(chosen), spec.length, spec.num_sequences,
-        )  # fmt: skip
-    return chosen
+    return windows[order[: spec.num_sequences]]
+
+
+def shortage(path: Path | None, windows: Tensor, wanted: int) -> str | None:
+    """A sentence where a text held fewer than ``wanted`` of ``windows`` [B, L], else None."""
+    count, length = windows.shape
+    if count >= wanted:
+        return None
+    name = "the built-in sample" if path is None else path.name
+    return f"{name} holds {count} windows of {length} tokens, {wanted} were asked for: give more text"
 
 
 def text_windows(tokenizer: Encoder, path: Path, length: int) -> Tensor:
@@ -76,12 +76,12 @@ def _beginning(tokenizer: Encoder) -> list[int]:
 def _documents(tokenizer: Encoder, path: Path) -> Iterator[list[int]]:
     try:
         text = path.read_text(encoding="utf-8")
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a directory; give one file of text or JSON lines") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read {path} as UTF-8 text: {error}") from None
+        raise ConfigError(f"cannot read {path} as UTF-8 text: {error}; convert it, or give another file") from None
+    if "\0" in text:
+        raise ConfigError(f"{path} is no text: it holds bytes of zero; give a file of UTF-8 text or JSON lines")
     if path.suffix not in (".jsonl", ".json"):
         yield tokenizer.encode(text, add_special_tokens=False)
         return
@@ -94,7 +94,7 @@ def _record(tokenizer: Encoder, line: str, place: str) -> list[int]:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"{place} is not JSON: {error}") from None
+        raise ConfigError(f"{place} is not JSON: {error}; write one JSON object a line") from None
     if isinstance(record, dict):
         text = next((record[key] for key in ("text", "prompt") if isinstance(record.get(key), str)), None)
         if text is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,6 +15,8 @@ from .gptq import GPTQOptions, inverse_diagonal
 from .grid import in_groups, search_grid
 from .sensitivity import LayerSensitivity, layer_sensitivities
 
+# (decoder layers measured, decoder layers in all)
+Progress = Callable[[int, int], None]
 # Output features whose rounding stands for those of a whole matrix.
 SAMPLED_ROWS = 64
 
@@ -37,7 +39,12 @@ class Unit:
 
 
 def allocate(
-    model: BlockModel, windows: Tensor, plan: QuantizePlan, source: TensorSource, budget: int
+    model: BlockModel,
+    windows: Tensor,
+    plan: QuantizePlan,
+    source: TensorSource,
+    budget: int,
+    progress: Progress | None = None,
 ) -> dict[str, Scheme]:
     """The scheme of each module of ``plan``; all their tensors take at most ``budget`` bits."""
     modules = {
@@ -48,8 +55,11 @@ def allocate(
         if layer.number is not None
     }
     units: list[Unit] = []
-    for found in layer_sensitivities(model, windows, {number: list(names) for number, names in modules.items()}):
+    measured = layer_sensitivities(model, windows, {number: list(names) for number, names in modules.items()})
+    for done, found in enumerate(measured, 1):
         units += _units(found, modules[found.index], plan, source)
+        if progress is not None:
+            progress(done, model.num_layers)
     return {
         module: choice.scheme
         for unit, choice in zip(units, spend([unit.choices for unit in units], budget), strict=True)

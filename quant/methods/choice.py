@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...engine.model_config import load_model_config
 from ...engine.sources import ModelFiles
 from ...engine.weights.checkpoint import Checkpoint
-from ..calibration import CalibrationSpec
+from ..calibration.spec import DEFAULT_MEMORY
 from ..spec import QuantizeSpec
 from .input_powers import InputPowers
 from .layer_method import LayerMethod, ReadWeight
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..plan import QuantizePlan
     from ..scheme import Scheme
+    from .allocation import Progress
     from .calibrated import GroupQuantizer
     from .scaling import FindScale
 
@@ -28,10 +29,16 @@ MEASURED_TOKENS = 2048
 
 
 def layer_method(
-    spec: QuantizeSpec, files: ModelFiles, checkpoint: Checkpoint, calibration: CalibrationSpec, read: ReadWeight
+    spec: QuantizeSpec,
+    files: ModelFiles,
+    checkpoint: Checkpoint,
+    read: ReadWeight,
+    windows: Tensor | None,
+    memory: int = DEFAULT_MEMORY,
 ) -> LayerMethod:
-    """The method of ``spec`` for a model. ConfigError where the calibration text does not do."""
-    if not spec.is_calibrated:
+    """The method of ``spec`` for a model. ``windows`` int64 [B, L] are what a calibrated one looks at, ``memory`` what
+    its activations may take, in bytes."""
+    if windows is None:
         rounding = partial(quantize_nearest, clips=spec.clips)
         # Only a search weighs errors, and powers cost reading some weights twice.
         weighs = spec.method == "rtn" and spec.clips
@@ -42,29 +49,26 @@ def layer_method(
 
     quantizer, find_scale = _parts(spec)
     model = BlockModel(files, checkpoint)
-    windows = _windows(files, calibration)
-    return CalibratedLayers(
-        model, windows, quantizer, find_scale=find_scale, kv_cache=spec.kv_cache, memory=calibration.memory
-    )
+    return CalibratedLayers(model, windows, quantizer, find_scale=find_scale, kv_cache=spec.kv_cache, memory=memory)
 
 
 def choose_schemes(
-    plan: QuantizePlan, files: ModelFiles, checkpoint: Checkpoint, calibration: CalibrationSpec, budget: int
+    plan: QuantizePlan,
+    files: ModelFiles,
+    checkpoint: Checkpoint,
+    windows: Tensor,
+    budget: int,
+    progress: Progress | None = None,
 ) -> dict[str, Scheme]:
-    """The scheme of each module for ``auto``, which measures on some of the calibration text."""
+    """The scheme of each module for ``auto``, which measures on some of the calibration ``windows`` int64 [B, L].
+
+    ``progress`` is called with the decoder layers measured, and all.
+    """
     from ..calibration.block_model import BlockModel
     from .allocation import allocate
 
-    windows = _windows(files, calibration)
     count = max(1, MEASURED_TOKENS // windows.shape[1])
-    return allocate(BlockModel(files, checkpoint), windows[:count], plan, checkpoint, budget)
-
-
-def _windows(files: ModelFiles, calibration: CalibrationSpec) -> Tensor:
-    from ...engine.tokenizer import load_tokenizer
-    from ..calibration.texts import calibration_windows
-
-    return calibration_windows(load_tokenizer(files), calibration)
+    return allocate(BlockModel(files, checkpoint), windows[:count], plan, checkpoint, budget, progress)
 
 
 def _parts(spec: QuantizeSpec) -> tuple[GroupQuantizer, FindScale | None]:

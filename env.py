@@ -12,6 +12,7 @@ from pathlib import Path
 from .errors import ConfigError
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+CPU_PINS = ("auto", "on", "off")
 
 
 def cache_dir() -> Path:
@@ -36,6 +37,14 @@ def log_level() -> str:
 def compiler() -> str | None:
     """The C compiler for the CPU kernels (``CC``); None means the first of cc, gcc, clang on the path."""
     return os.environ.get("CC")
+
+
+def cpu_pin() -> str:
+    """Whether computing threads are tied to CPUs: auto, on or off (``TWOFOLD_CPU_PIN``, default ``auto``)."""
+    given = os.environ.get("TWOFOLD_CPU_PIN") or "auto"
+    if given not in CPU_PINS:
+        raise ConfigError(f"TWOFOLD_CPU_PIN is {given!r}; it must be one of {', '.join(CPU_PINS)}")
+    return given
 
 
 def api_keys() -> tuple[str, ...]:

@@ -96,7 +96,8 @@ class EngineInfo:
 
     ``num_blocks`` usable KV blocks of ``block_size`` tokens. ``kernels`` is the kernel report, one row per choice.
     ``pooling`` and ``normalize`` are how the model's authors make embeddings, ``pooling_error`` why that is not served.
-    ``num_labels`` above 0: a classifier, which generates nothing.
+    ``num_labels`` above 0: a classifier, which generates nothing. ``rest_cpus``: where processes around the core should
+    run, so that they take no core from its threads; empty: anywhere.
     """
 
     model_name: str
@@ -112,3 +113,4 @@ class EngineInfo:
     normalize: bool = True
     pooling_error: str | None = None
     num_labels: int = 0
+    rest_cpus: list[int] = field(default_factory=list)

@@ -5,7 +5,6 @@ A limit may stand at any level of the hierarchy, so every ancestor of the proces
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +36,8 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup"), process: Path = Path("/pro
     return min(found, key=lambda memory: memory.limit - memory.usage, default=None)
 
 
-def cpu_quota(root: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self/cgroup")) -> int | None:
-    """CPUs' worth of time that the container grants, rounded up to at least one, or None."""
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self/cgroup")) -> float | None:
+    """CPUs' worth of time that the container grants, such as 1.5, or None."""
     quotas: list[float] = []
     for folder in _folders(root, process, "cpu"):
         words = _text(folder / "cpu.max").split()
@@ -47,7 +46,7 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/s
         quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
         if quota is not None and quota > 0 and period:
             quotas.append(quota / period)
-    return max(1, math.ceil(min(quotas))) if quotas else None
+    return min(quotas, default=None)
 
 
 def _folders(root: Path, process: Path, controller: str) -> Iterator[Path]:

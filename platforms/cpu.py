@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
 import torch
 
+from .. import env
 from . import cpu_threads
 from .cgroup import cpu_quota, memory_limit
 from .cpu_info import allowed_cpus, cpu_info
+from .cpu_topology import CpuTopology, read_topology
 from .graphs import GraphRecorder
 from .interface import MemoryInfo, Platform
 from .spec import DeviceSpec
+from .thread_plan import ThreadPlan, plan_threads
 
 _MEMINFO = Path("/proc/meminfo")
 
@@ -22,6 +26,7 @@ class CpuPlatform(Platform):
 
     def __init__(self) -> None:
         info = cpu_info()
+        self._plan = thread_plan()
         self.device = torch.device("cpu")
         self.spec = DeviceSpec(
             vendor="cpu",
@@ -30,7 +35,7 @@ class CpuPlatform(Platform):
             device_type="cpu",
             wave_size=1,
             shared_memory_per_block=0,
-            num_cores=usable_cores(),
+            num_cores=self._plan.num_cores,
             matrix_dtypes=_matrix_dtypes(info.features),
             memory_bytes=self.memory().total,
         )
@@ -51,9 +56,12 @@ class CpuPlatform(Platform):
         """Nothing to wait for: CPU work is done when its call returns."""
 
     def set_threads(self, num_threads: int | None, *, torch_too: bool = True) -> None:
-        count = num_threads or self.spec.num_cores
-        cpu_threads.set_num_threads(count)
-        torch.set_num_threads(count if torch_too else 1)
+        self._plan = plan = thread_plan(num_threads)
+        cpu_threads.set_num_threads(plan.num_threads)
+        cpu_threads.spread_over(plan.nodes)
+        # torch's workers would inherit the CPU of the thread that starts them.
+        cpu_threads.set_team_cpus(*(((), ()) if torch_too else (plan.team, plan.rest)))
+        torch.set_num_threads(plan.num_threads if torch_too else 1)
 
     def graphs(self) -> GraphRecorder | str:
         # The compiled kernels' own: platforms know of kernels here alone, and only once they are asked.
@@ -63,14 +71,35 @@ class CpuPlatform(Platform):
         return unavailable() or TapeRecorder()
 
     def describe(self) -> dict[str, str]:
-        return super().describe() | {"threads": str(cpu_threads.num_threads())}
+        return super().describe() | {
+            "topology": describe_topology(topology()),
+            "threads": str(cpu_threads.num_threads()),
+            "placement": str(self._plan),
+        }
+
+
+@functools.cache
+def topology() -> CpuTopology:
+    """The processors that this process might use when it first asked: later it may have tied itself down."""
+    return read_topology(allowed_cpus())
+
+
+def thread_plan(num_threads: int | None = None) -> ThreadPlan:
+    """The plan for this machine, its container and ``TWOFOLD_CPU_PIN``."""
+    return plan_threads(topology(), cpu_quota(), num_threads, env.cpu_pin())
 
 
 def usable_cores() -> int:
     """Physical cores among the allowed processors, at most the container's quota."""
+    return thread_plan().num_cores
+
+
+def describe_topology(found: CpuTopology) -> str:
+    """In one line: cores, logical CPUs, memory nodes."""
+    nodes = [f"{free / (1 << 30):.1f} GiB free on node {node}" for node, free in found.node_free.items()]
     quota = cpu_quota()
-    cores = min(cpu_info().num_physical_cores, len(allowed_cpus()))
-    return cores if quota is None else min(cores, quota)
+    granted = "" if quota is None else f", time of {quota:g} granted"
+    return f"{len(found.cores)} cores with {len(found.cpus)} CPUs{granted}; {', '.join(nodes)}"
 
 
 def host_memory(meminfo: Path = _MEMINFO) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Facts about the processor: name, instruction sets, cores that this process may use."""
+"""Facts about the processor: name, instruction sets, logical CPUs that this process may use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class CpuInfo:
     name: str
     arch: str
     features: frozenset[str]
-    num_physical_cores: int
 
     def fingerprint(self) -> str:
         """A key under which code compiled for exactly this processor may be kept."""
@@ -44,19 +43,15 @@ def x86_level(features: frozenset[str]) -> int:
     return level
 
 
-def parse_cpuinfo(text: str, machine: str, allowed: frozenset[int]) -> CpuInfo:
-    """Read the text of /proc/cpuinfo (x86 or Arm wording), counting physical cores among the ``allowed`` processors."""
+def parse_cpuinfo(text: str, machine: str) -> CpuInfo:
+    """Read the text of /proc/cpuinfo (x86 or Arm wording)."""
     name, features = "", frozenset[str]()
-    cores: set[tuple[str, str]] = set()
     for section in text.strip().split("\n\n"):
         fields = dict(_field(line) for line in section.splitlines() if ":" in line)
         name = name or fields.get("model name", "") or fields.get("Hardware", "")
         features = features or frozenset((fields.get("flags") or fields.get("Features") or "").split())
-        number = fields.get("processor", "")
-        if number.isdigit() and int(number) in allowed:
-            cores.add((fields.get("physical id", "0"), fields.get("core id", number)))
     arch = f"x86-64-v{x86_level(features)}" if machine in ("x86_64", "AMD64") else machine
-    return CpuInfo(name or machine, arch, features, max(1, len(cores) or len(allowed)))
+    return CpuInfo(name or machine, arch, features)
 
 
 def _field(line: str) -> tuple[str, str]:
@@ -68,7 +63,7 @@ def _field(line: str) -> tuple[str, str]:
 def cpu_info() -> CpuInfo:
     """This machine's processor; without /proc/cpuinfo only what the ``platform`` module knows."""
     text = _CPUINFO.read_text() if _CPUINFO.exists() else ""
-    return parse_cpuinfo(text, platform.machine(), allowed_cpus())
+    return parse_cpuinfo(text, platform.machine())
 
 
 def allowed_cpus() -> frozenset[int]:

@@ -19,6 +19,7 @@ from ..engine.client import AsyncEngineClient
 from ..engine.config import EngineConfig
 from ..errors import ConfigError, EngineBusyError
 from ..log import get_logger
+from ..platforms import cpu_threads
 from ..platforms.heap import trim_heap
 from .app import create_app
 from .batches.runner import Batches
@@ -135,6 +136,7 @@ class _Server:
         client = await AsyncEngineClient.start(self._engine_config, **self._client_options)
         self._state.attach(client)
         _settle_memory()
+        cpu_threads.keep_process_to(client.info.rest_cpus)
         if self._config.state_dir is not None:
             await self._state.shared(Batches).resume()
         if self._on_ready is not None:

@@ -19,6 +19,7 @@ import zmq
 
 from ...errors import TwofoldError
 from ...log import get_logger
+from ...platforms import cpu_threads
 from ..config import EngineConfig
 from ..messages import AbortRequest, EngineInfo, EngineRequest, EngineStats, TokenOutput
 from . import wire
@@ -61,6 +62,7 @@ def run_core(config: EngineConfig, core_factory: str, directory: str) -> None:
     code = 0
     try:
         core = _load_factory(core_factory)(config)
+        cpu_threads.keep_thread_to(cpu_threads.team_cpus()[:1])
         wire.send(outputs, wire.Ready(core.info()))
         CoreLoop(core, requests, outputs, watch).run()
         core.shutdown()

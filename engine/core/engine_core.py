@@ -14,7 +14,7 @@ from ...errors import ContextLengthError, RequestError
 from ...kernels.attention_batch import AttentionBatch
 from ...kernels.problems import PlainProblem, dtype_name
 from ...log import get_logger
-from ...platforms import Platform
+from ...platforms import Platform, cpu_threads
 from ..config import EngineConfig
 from ..grammar.compiler import GrammarCompiler
 from ..grammar.vocabulary import Vocabulary
@@ -157,6 +157,7 @@ class EngineCore:
             normalize=self._pooling.normalize,
             pooling_error=self._pooling.error,
             num_labels=self._model.config.num_labels,
+            rest_cpus=list(cpu_threads.rest_cpus()),
         )
 
     def add_request(self, request: EngineRequest) -> None:

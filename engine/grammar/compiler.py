@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ...errors import RequestError, TwofoldError
+from ...platforms import cpu_threads
 from ..sampling_params import SamplingParams
 from ..structured_output import StructuredOutput
 from .constraint import Constraint
@@ -41,7 +42,7 @@ class GrammarCompiler:
             name = "structured" if params.structured is not None else "reasoning"
             raise RequestError(f"{name} needs the model's tokenizer, and this engine was made without", param=name)
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="twofold-grammar")
+            self._thread = ThreadPoolExecutor(1, "twofold-grammar", initializer=cpu_threads.leave_team)
         return self._thread.submit(self._make, params)
 
     def close(self) -> None:

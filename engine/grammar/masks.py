@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...platforms import cpu_threads
 from .constraint import Constraint
 
 _BITS = 32
@@ -62,7 +63,7 @@ class MaskMaker:
         if not found:
             return None
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="twofold-masks")
+            self._thread = ThreadPoolExecutor(1, "twofold-masks", initializer=cpu_threads.leave_team)
         return self._thread.submit(self._fill, found)
 
     def _fill(self, found: list[tuple[int, Constraint]]) -> TokenMasks:

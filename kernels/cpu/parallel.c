@@ -7,7 +7,10 @@
    region was still unclaimed, hence the region was not over and the description, which only changes between regions, was its own.
 
    Waiting threads look at memory for SPIN_NS, longer than the pause between two kernels of a step, then sleep in the kernel;
-   who changes what they wait for makes a system call only if somebody sleeps. */
+   who changes what they wait for makes a system call only if somebody sleeps.
+
+   Workers may be tied to a CPU each; what the caller runs on is the caller's affair. */
+#define _GNU_SOURCE
 #include "parallel.h"
 
 #include <pthread.h>
@@ -22,6 +25,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #define HAVE_FUTEX 1
+#endif
+
+#if defined(__linux__)
+#include <sched.h>
+#define HAVE_AFFINITY 1
 #endif
 
 #define SPIN_NS 60000
@@ -40,10 +48,13 @@ static struct {
     _Atomic ptrdiff_t count, grain;
     _Atomic int helpers;
     /* Touched by the caller that holds `busy`. */
-    int num_workers;
+    int num_workers, tied;
+    pthread_t workers[MAX_WORKERS];
 } team;
 
-static const int *num_threads; /* shared with the platform */
+/* Shared with the platform: a number; and how often a list was set, how many CPUs it has, the CPUs (the caller's first). */
+static const int *num_threads;
+static const volatile int *team_cpus;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t scratch_key;
 
@@ -154,6 +165,28 @@ static void *work(void *number) {
     return NULL;
 }
 
+#ifdef HAVE_AFFINITY
+/* Tie a worker to its CPU, or let it go where the calling thread goes. One that the container refuses stays as it is. */
+static void tie(pthread_t thread, int number) {
+    cpu_set_t wanted;
+    if (number < team_cpus[1]) {
+        CPU_ZERO(&wanted);
+        CPU_SET(team_cpus[2 + number], &wanted);
+    } else if (pthread_getaffinity_np(pthread_self(), sizeof wanted, &wanted)) {
+        return;
+    }
+    pthread_setaffinity_np(thread, sizeof wanted, &wanted);
+}
+#else
+static void tie(pthread_t thread, int number) { (void)thread, (void)number; }
+#endif
+
+/* Follow a list of CPUs that has changed. */
+static void tie_workers(void) {
+    for (int i = 0; i < team.num_workers; i++) tie(team.workers[i], i + 1);
+    team.tied = team_cpus[0];
+}
+
 /* Signals are for the program's own threads. Fewer workers than asked for is no error: the caller does their share. */
 static void start_workers(int wanted) {
     sigset_t all, before;
@@ -165,7 +198,8 @@ static void start_workers(int wanted) {
     while (team.num_workers < wanted) {
         pthread_t thread;
         if (pthread_create(&thread, &detached, work, (void *)(intptr_t)(team.num_workers + 1))) break;
-        team.num_workers++;
+        team.workers[team.num_workers++] = thread;
+        if (team_cpus && team_cpus[1]) tie(thread, team.num_workers);
     }
     pthread_attr_destroy(&detached);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -220,6 +254,7 @@ void team_run(team_body body, void *arg, ptrdiff_t count, ptrdiff_t grain) {
         return;
     }
     pthread_once(&once, set_up);
+    if (team_cpus && team.tied != team_cpus[0]) tie_workers();
     if (team.num_workers < helpers) start_workers(helpers);
     open_region(body, arg, count, grain, helpers);
     take_part(0);
@@ -234,6 +269,9 @@ int team_size(void) {
 
 /* `cell` holds the number of threads and is read anew by every region; it must live as long as the library. */
 void twofold_set_threads_cell(const int *cell) { num_threads = cell; }
+
+/* `list` is read when its first number changes, and must live as long as the library. */
+void twofold_set_team_cpus(const int *list) { team_cpus = list; }
 
 void *thread_scratch(size_t bytes) {
     static _Thread_local void *buffer;

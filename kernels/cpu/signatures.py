@@ -9,7 +9,9 @@ _U = ctypes.c_uint32
 
 SIGNATURES: dict[str, list[type]] = {
     "twofold_set_threads_cell": [_P],
+    "twofold_set_team_cpus": [_P],
     "twofold_advise_large_pages": [_P, _N],
+    "twofold_spread_pages": [_P, _N, _P, _N],
     "twofold_panel_width": [],
     "twofold_pack_rows": [_P, _I, _N, _N, _N, _N, _U, _P, _P, _P, _N, _P],
     "twofold_pack_groups": [_P, _N, _N, _N, _N, _N, _N, _P],
@@ -45,7 +47,9 @@ RETURNING = ("twofold_panel_width", "twofold_expert_linear", "twofold_tape_run")
 # Calls that no recorded step makes; all others can be recorded.
 _NOT_RECORDED = (
     "twofold_set_threads_cell",
+    "twofold_set_team_cpus",
     "twofold_advise_large_pages",
+    "twofold_spread_pages",
     "twofold_panel_width",
     "twofold_interleaved_stream",
     "twofold_gather_codes",

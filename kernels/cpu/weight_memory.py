@@ -2,7 +2,7 @@
 
 A step reads every weight once, so with 4 KiB pages it misses the TLB once per page and the prefetchers stop at each
 page's end. Weights are carved out of large areas, because one alone would often not fill a large page. An area lives
-as long as a weight in it.
+as long as a weight in it. Where the platform has the threads on several memory nodes, so are the pages.
 
 Who knows what is coming says so with ``reserve``: then all of it lies in one area. Nothing gets pages in advance: a
 thread that did so beside packing from mapped files, measured, cost more than it gave.
@@ -10,6 +10,7 @@ thread that did so beside packing from mapped files, measured, cost more than it
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 import threading
@@ -20,11 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...platforms import cpu_threads
 from .library import library
 
 _PAGE = 2 << 20
 _CHUNK = 32 * _PAGE
 _ALIGNMENT = 256
+_LONG_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 _lock = threading.Lock()
 _rest = torch.empty(0, dtype=torch.uint8)
@@ -112,4 +115,10 @@ def _allocate(num_bytes: int) -> Tensor:
     area = torch.empty(num_bytes + _PAGE, dtype=torch.uint8)
     area = area[-area.data_ptr() % _PAGE :][:num_bytes]
     library().twofold_advise_large_pages(area.data_ptr(), num_bytes)
+    nodes = cpu_threads.memory_nodes()
+    if nodes:
+        words = (ctypes.c_ulong * (max(nodes) // _LONG_BITS + 1))()
+        for node in nodes:
+            words[node // _LONG_BITS] |= 1 << node % _LONG_BITS
+        library().twofold_spread_pages(area.data_ptr(), num_bytes, ctypes.addressof(words), len(words))
     return area

@@ -13,7 +13,8 @@ PROGRAM = """
 import ctypes, re
 from twofold.platforms.heap import trim_heap
 library = ctypes.CDLL(None)
-library.malloc.restype, library.malloc.argtypes, library.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+library.free.argtypes = [ctypes.c_void_p]
 def resident():
     return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 blocks = []

@@ -1,5 +1,6 @@
 /* The thread team under hostile scheduling; test_team.py compiles this with kernels/cpu/parallel.c's text in it.
    Workers' start is held back until `gate` opens, so what must not depend on a worker can be checked without clocks. */
+#define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>

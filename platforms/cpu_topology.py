@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SYSTEM = Path("/sys/devices/system")
+_FREE = ("MemFree:", "Active(file):", "Inactive(file):")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class CpuTopology:
-    """``cores`` in the order of their first CPUs. ``node_free``: bytes of unused memory, by the nodes of the cores."""
+    """``cores`` in the order of their first CPUs. ``node_free``: bytes of memory to be had, by the nodes of the cores."""
 
     cores: tuple[Core, ...]
     node_free: Mapping[int, int]
@@ -98,11 +99,9 @@ def _nodes(folder: Path) -> dict[int, int]:
 
 
 def _free_bytes(meminfo: Path) -> int:
-    for line in _text(meminfo).splitlines():
-        words = line.split()
-        if "MemFree:" in words and words[-1] == "kB":
-            return int(words[-2]) * 1024
-    return 0
+    """What nobody uses and what only copies files."""
+    rows = [line.split() for line in _text(meminfo).splitlines()]
+    return sum(int(row[3]) * 1024 for row in rows if len(row) > 3 and row[2] in _FREE)
 
 
 def _number(path: Path) -> int | None:

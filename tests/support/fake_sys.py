@@ -26,7 +26,8 @@ def write_node(system: Path, number: int, cpus: str, free_kib: int) -> None:
     node.mkdir(parents=True, exist_ok=True)
     (node / "cpulist").write_text(f"{cpus}\n")
     (node / "meminfo").write_text(
-        f"Node {number} MemTotal:       99999999 kB\nNode {number} MemFree:        {free_kib} kB\n"
+        f"Node {number} MemTotal:       99999999 kB\nNode {number} MemFree:        {free_kib - 300} kB\n"
+        f"Node {number} Inactive:       7777 kB\nNode {number} Inactive(file): 300 kB\n"
     )
 
 

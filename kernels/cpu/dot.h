@@ -8,9 +8,10 @@
 #include <arm_neon.h>
 #endif
 
-/* Rows of a tile of int8 products: two accumulators per vector, one of integers and one of floats. */
+/* Rows of a tile of int8 products: two accumulators per vector, one of integers and one of floats. With eight rows of two vectors
+   the floats, which a block needs once, wait in memory. */
 #if defined(__AVX512F__)
-#define DOT_ROWS 6
+#define DOT_ROWS 8
 #elif defined(__AVX__)
 #define DOT_ROWS 2
 #else

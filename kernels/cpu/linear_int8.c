@@ -17,14 +17,15 @@
 #define CHUNK_BYTES (512 << 10)
 /* How far ahead codes are asked for when each is used once, in words. */
 #define PREFETCH_WORDS 24
-#define PIECE_WORK (1 << 16)
+/* Weights that are worth claiming by themselves, per tile of rows: a few microseconds. */
+#define PIECE_WORK (1 << 17)
 #define MAX_TILE_WORDS 16
 /* Fewer rows than this leave so much of a tile register unused that vectors are faster. */
 #define MIN_TILE_ROWS 9
 /* From so many features on a block keeps tile registers busy long enough. */
 #define WIDE_BLOCK 128
 
-#define UNROLL_ROWS _Pragma("GCC unroll 6") for (int r = 0; r < rows; r++)
+#define UNROLL_ROWS _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
 #define UNROLL_VECS _Pragma("GCC unroll 4") for (int v = 0; v < PANEL_VECS; v++)
 
 /* How codes become weights: (code - zero) * scale with the middle of the codes' range as zero, or with stored zeros, or
@@ -148,22 +149,17 @@ enum form { TWO, FOUR, EIGHT, EXPANDED, NUM_FORMS };
     case n * 3 * NUM_FORMS + VARIANT(form, coding): run_rows(p, n, packed, form == EIGHT, coding, at); break;
 #define FORM(n, form, packed) CASE(n, form, packed, CENTRED) CASE(n, form, packed, ZERO) CASE(n, form, packed, OFFSET)
 #define CASES(n) FORM(n, TWO, 2) FORM(n, FOUR, 4) FORM(n, EIGHT, 8)
-/* Of more than DOT_ROWS rows, which are cut evenly, each part is at least half as many. */
-#define MANY_CASES(n) CASES(n) FORM(n, EXPANDED, 8)
 
 static void choose_rows(const struct product *p, int rows, enum form form, const struct tile *at) {
     switch (rows * 3 * NUM_FORMS + VARIANT(form, p->coding)) {
-#if DOT_ROWS >= 6
-        CASES(1) CASES(2) MANY_CASES(3) MANY_CASES(4) MANY_CASES(5) MANY_CASES(6)
-#else
-        MANY_CASES(1) MANY_CASES(2)
-#if DOT_ROWS >= 3
-        MANY_CASES(3)
+#if DOT_ROWS >= 8
+        CASES(3) CASES(4) CASES(5) CASES(6) CASES(8)
+#elif DOT_ROWS >= 3
+        CASES(3)
 #endif
-#endif
+        CASES(1) CASES(2) FORM(DOT_ROWS, EXPANDED, 8)
     }
 }
-#undef MANY_CASES
 #undef CASES
 #undef FORM
 #undef CASE
@@ -317,17 +313,20 @@ static void run_panel(const struct product *p, ptrdiff_t panel, ptrdiff_t first,
     }
 #endif
     enum form form = stored_form(w);
-    if (last - first > DOT_ROWS && w->bits < 8) {
+    if (last - first > 2 * DOT_ROWS && w->bits < 8) {
         expand(w, at.codes, 0, scratch);
         at.codes = scratch;
         form = EXPANDED;
     }
-    ptrdiff_t count = (last - first + DOT_ROWS - 1) / DOT_ROWS;
-    for (ptrdiff_t t = 0; t < count; t++) {
-        ptrdiff_t end = first + (last - first) * (t + 1) / count;
-        choose_rows(p, (int)(end - at.row), form, &at);
-        at.row = end;
+    for (; last - at.row >= DOT_ROWS; at.row += DOT_ROWS) choose_rows(p, DOT_ROWS, form, &at);
+    at.codes = w->codes + panel * w->words * PANEL;
+    int rest = (int)(last - at.row);
+    if (rest == 7) { /* each case costs the compiler's time */
+        choose_rows(p, 4, stored_form(w), &at);
+        at.row += 4;
+        rest = 3;
     }
+    if (rest) choose_rows(p, rest, stored_form(w), &at);
 }
 
 /* Items: pieces of panels, each with chunks of rows one after the other. */
@@ -411,5 +410,6 @@ void twofold_linear_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, con
     ptrdiff_t panels = (p.w.out_features + PANEL - 1) / PANEL;
     p.w.piece_panels = linear_piece(panels * p.chunks);
     ptrdiff_t pieces = (panels + p.w.piece_panels - 1) / p.w.piece_panels, chunk = rows < p.chunk ? rows : p.chunk;
-    team_run(run_items, &p, pieces * p.chunks, team_grain(PIECE_WORK, chunk * p.w.in_features * p.w.piece_panels * PANEL));
+    ptrdiff_t grain = team_grain(PIECE_WORK, (chunk + DOT_ROWS - 1) / DOT_ROWS * p.w.in_features * p.w.piece_panels * PANEL);
+    team_run(run_items, &p, pieces * p.chunks, team_even_grain(pieces * p.chunks, grain));
 }

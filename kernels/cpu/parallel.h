@@ -21,4 +21,16 @@ void *thread_scratch(size_t bytes);
 static inline ptrdiff_t team_grain(ptrdiff_t enough, ptrdiff_t each) {
     return each > 0 && each < enough ? enough / each : 1;
 }
+
+/* A grain near `wanted` with which all threads end together, as far as so few items allow. */
+static inline ptrdiff_t team_even_grain(ptrdiff_t count, ptrdiff_t wanted) {
+    const ptrdiff_t threads = team_size();
+    ptrdiff_t best = wanted, shortest = 0;
+    if (threads < 2 || count > 8 * threads * wanted) return wanted;
+    for (ptrdiff_t grain = wanted > 4 ? wanted - 4 : 1; grain <= wanted + 8 && grain <= 2 * wanted; grain++) {
+        ptrdiff_t pieces = (count + grain - 1) / grain, time = (pieces + threads - 1) / threads * grain;
+        if (!shortest || time <= shortest) best = grain, shortest = time;
+    }
+    return best;
+}
 #endif

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..platforms.spec import DeviceSpec
 from ..quant.canonical import CanonicalWeight
-from . import rounded_experts
 from .cpu import experts as cpu_experts
 from .problems import ExpertLinearProblem, LinearProblem
 from .registry import Candidate, Quality, Registry
@@ -31,9 +30,8 @@ class LoopedExperts:
     out_features: int
 
 
-# Linear candidates whose panels the C kernel reads for all experts at once, and those that round their input as well.
-IN_C = ("c_dense_float32", "c_low_bit_float32", "c_dense_dequantized")
-IN_C_ROUNDED = ("c_low_bit_emulated", "c_dense_emulated")
+# Linear candidates whose panels the C kernel reads for all experts at once.
+IN_C = ("c_dense_float32", "c_low_bit_float32", "c_low_bit_rounded", "c_small_floats", "c_dense_dequantized")
 # Linear candidates of which a loop over experts would be slower than what stands behind them.
 WITHOUT_EXPERTS = ("c_int8_activations",)
 
@@ -62,9 +60,6 @@ def _candidate(linear: Candidate, spec: DeviceSpec) -> Candidate:
     if linear.name in IN_C:
         prepare = functools.partial(cpu_experts.prepare, linear.prepare)
         return replace(loop, name=linear.name, prepare=prepare, run=cpu_experts.expert_linear)
-    if linear.name in IN_C_ROUNDED:
-        rounded = functools.partial(rounded_experts.prepare, linear.prepare)
-        return replace(loop, name=linear.name, prepare=rounded, run=rounded_experts.run)
     return loop
 
 

@@ -20,7 +20,18 @@ from ..problems import (
 )
 from ..registry import Candidate, Quality, Registry
 from ..sampling_options import MAX_COLUMNS
-from . import attention, elementwise, embedding, fused, linear, linear_int8, route, sampling
+from . import (
+    attention,
+    elementwise,
+    embedding,
+    fused,
+    linear,
+    linear_int8,
+    linear_rounded,
+    route,
+    sampling,
+    small_floats,
+)
 from .cache_sizes import KV_DTYPES
 from .library import unavailable
 from .panels import stored_bits
@@ -87,6 +98,32 @@ def register_cpu_ops(registry: Registry, *, rounds_inputs: bool = False) -> None
             prepare=linear.prepare_low_bit,
             prepared_bytes=linear.low_bit_bytes,
             assemble=linear.LowBitAssembly,
+            own_threads=True,
+        )
+    )
+    registry.register(
+        Candidate(
+            op="linear",
+            name="c_small_floats",
+            quality=Quality.NATIVE,
+            can_run=small_floats.why_not,
+            run=linear_rounded.run,
+            prepare=small_floats.prepare,
+            prepared_bytes=small_floats.num_bytes,
+            assemble=small_floats.SmallFloatAssembly,
+            own_threads=True,
+        )
+    )
+    registry.register(
+        Candidate(
+            op="linear",
+            name="c_low_bit_rounded",
+            quality=Quality.NATIVE,
+            can_run=linear_rounded.why_not,
+            run=linear_rounded.run,
+            prepare=linear_rounded.prepare,
+            prepared_bytes=linear.low_bit_bytes,
+            assemble=linear_rounded.RoundedAssembly,
             own_threads=True,
         )
     )

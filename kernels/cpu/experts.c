@@ -6,6 +6,7 @@
 
 #include "linear.h"
 #include "parallel.h"
+#include "round_rows.h"
 
 /* Floats that are worth copying by themselves. */
 #define PIECE_FLOATS (1 << 14)
@@ -21,6 +22,8 @@ struct experts {
     const void *const *tensors; /* [EXPERTS][NUM_TENSORS] */
     const float *x;
     const int32_t *ids;
+    const ptrdiff_t *rounding; /* of the inputs, or NULL; with each expert's stored scale and zero */
+    const float *input_scales, *input_zeros;
     ptrdiff_t *place; /* of a choice among the rows sorted by expert, -1: no expert */
     float *inputs, *rows;
     const float *routing;
@@ -62,6 +65,7 @@ static void gather(void *arg, ptrdiff_t first, ptrdiff_t last) {
             for (ptrdiff_t k = 0; k < columns; k++) row[k] = x[perm[k]];
         else
             memcpy(row, x, columns * sizeof *row);
+        if (e->rounding) round_row(e->rounding, row, columns, e->input_scales[e->ids[c]], e->input_zeros[e->ids[c]], row);
     }
 }
 
@@ -143,11 +147,14 @@ static void add_up(void *arg, ptrdiff_t first, ptrdiff_t last) {
     }
 }
 
-/* out [TOKENS][TOP_K][OUT], or with `routing` [TOKENS][TOP_K] the weighted sums [TOKENS][OUT]. `inputs` [TOKENS * TOP_K][IN] and
+/* `rounding` as in round_rows.h, with a scale and a zero for each expert; NULL: inputs stay as they are.
+   out [TOKENS][TOP_K][OUT], or with `routing` [TOKENS][TOP_K] the weighted sums [TOKENS][OUT]. `inputs` [TOKENS * TOP_K][IN] and
    `rows` [TOKENS * TOP_K][OUT] are for this call alone. Returns 0, or -1 without memory. */
-int twofold_expert_linear(const ptrdiff_t *sizes, const void *const *tensors, const float *x, const int32_t *ids, float *inputs,
-                          float *rows, const float *routing, float *out) {
-    struct experts e = {.sizes = sizes, .tensors = tensors, .x = x, .ids = ids, .inputs = inputs, .rows = rows, .routing = routing,
+int twofold_expert_linear(const ptrdiff_t *sizes, const void *const *tensors, const ptrdiff_t *rounding, const float *input_scales,
+                          const float *input_zeros, const float *x, const int32_t *ids, float *inputs, float *rows,
+                          const float *routing, float *out) {
+    struct experts e = {.sizes = sizes, .tensors = tensors, .rounding = rounding, .input_scales = input_scales,
+                        .input_zeros = input_zeros, .x = x, .ids = ids, .inputs = inputs, .rows = rows, .routing = routing,
                         .out = out};
     ptrdiff_t choices = num_choices(&e), experts = sizes[EXPERTS];
     ptrdiff_t *numbers = malloc((choices + 2 * (experts + 1)) * sizeof *numbers);

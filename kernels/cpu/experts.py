@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,10 +13,20 @@ from torch import Tensor
 from ...quant.canonical import CanonicalWeight
 from .library import functions
 from .panels import DensePanels, LowBitPanels
+from .rounding import RoundedPanels, sizes_of
 
 # What experts.c calls an expert's tensors.
 _NUM_TENSORS = 5
 _NUM_SIZES = 12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputRounding:
+    """How inputs are rounded, with the stored scale and zero of each expert [E]."""
+
+    how: ctypes.Array[ctypes.c_ssize_t]
+    scales: ctypes.Array[ctypes.c_float]
+    zeros: ctypes.Array[ctypes.c_float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,15 +43,26 @@ class ExpertPanels:
     group_size: int = 0
     bits: int = 0
     scale_type: int = 0
+    rounding: InputRounding | None = None
 
 
 def prepare(
-    prepare_one: Callable[[CanonicalWeight, torch.dtype], DensePanels | LowBitPanels],
+    prepare_one: Callable[[CanonicalWeight, torch.dtype], DensePanels | LowBitPanels | RoundedPanels],
     weights: Sequence[CanonicalWeight],
     dtype: torch.dtype,
 ) -> ExpertPanels:
-    """The experts' weights in panels, each prepared by ``prepare_one`` of ``linear.py``."""
-    return of_panels([prepare_one(weight, dtype) for weight in weights])
+    """The experts' weights in panels, each prepared by ``prepare_one`` of a linear candidate."""
+    parts = [prepare_one(weight, dtype) for weight in weights]
+    rounded = [part for part in parts if isinstance(part, RoundedPanels)]
+    if not rounded:
+        return of_panels([part for part in parts if not isinstance(part, RoundedPanels)])
+    assert len(rounded) == len(parts), "experts' inputs are rounded alike"
+    rounding = InputRounding(
+        sizes_of(rounded[0].activation),
+        (ctypes.c_float * len(parts))(*(part.scale for part in rounded)),
+        (ctypes.c_float * len(parts))(*(part.zero for part in rounded)),
+    )
+    return replace(of_panels([part.panels for part in rounded]), rounding=rounding)
 
 
 def of_panels(panels: Sequence[DensePanels | LowBitPanels]) -> ExpertPanels:
@@ -104,9 +125,11 @@ def expert_linear(
         experts.bits,
         experts.scale_type,
     )
+    rounding = experts.rounding
     failed = functions.twofold_expert_linear(
         sizes,
         experts.tensors,
+        *((None, None, None) if rounding is None else (rounding.how, rounding.scales, rounding.zeros)),
         rows.data_ptr(),
         ids.data_ptr(),
         inputs.data_ptr(),

@@ -5,18 +5,14 @@
    packed low-bit weight gives bit for bit what its dequantized matrix gives. */
 #include "groups.h"
 #include "linear.h"
+#include "linear_tile.h"
 #include "parallel.h"
 #include "simd.h"
 
-#define SUM_K 128
 /* A thread works on GROUP_PANELS panels and at most BLOCK_K features at a time: that much weight stays in the L2 cache while
    the rows of x pass by, and one tile's rows of x stay in the L1 cache. A multiple of SUM_K. */
 #define BLOCK_K 640
 #define GROUP_PANELS 4
-/* A low-bit panel is decoded in registers for up to so many rows, and once into scratch for more. */
-#define FUSED_ROWS (TILE_ROWS * 2 / 3)
-/* How far ahead weights are asked for when each is used once, in features. */
-#define PREFETCH_K 48
 
 /* Rows of x per piece of work: many enough to pay for decoding a panel, few enough to share out a prompt evenly. */
 #define ROW_CHUNK (TILE_ROWS * 16)
@@ -24,20 +20,6 @@
 #define PIECE_WORK (1 << 15)
 
 int twofold_panel_width(void) { return PANEL; }
-
-#define UNROLL_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < rows; r++)
-#define UNROLL_VECS _Pragma("GCC unroll 4") for (int v = 0; v < PANEL_VECS; v++)
-
-typedef vf accumulators[TILE_ROWS][PANEL_VECS];
-
-/* out [rows][PANEL] = base + sum, base [PANEL] per row at base_stride (0: the same for all), or NULL for zero. */
-INLINE void finish(const int rows, accumulators sum, const float *base, ptrdiff_t base_stride, float *out, ptrdiff_t stride) {
-    UNROLL_ROWS UNROLL_VECS {
-        vf value = sum[r][v];
-        if (base) value = load(base + r * base_stride + v * LANES) + value;
-        store(out + r * stride + v * LANES, value);
-    }
-}
 
 /* sum [rows][PANEL] += x [rows, depth] w [depth, PANEL], asking meanwhile for the weights at `ahead`, `step` floats per k. */
 INLINE void dense_tile(const int rows, const float *x, ptrdiff_t stride, const float *w, ptrdiff_t depth,
@@ -171,14 +153,6 @@ INLINE void expand(const struct linear *p, const int bits, const int coding, ptr
     }
 }
 
-/* One tile of y: some rows from `row`, the features of one panel, summed over features first..last and added to what y
-   holds. `dense` points to the weights of feature `first`, or is NULL to decode; `ahead` and `step` as in dense_tile. */
-struct place {
-    ptrdiff_t panel, row, first, last;
-    const float *dense, *ahead;
-    ptrdiff_t step;
-};
-
 INLINE void run_part(const struct linear *p, const int rows, const int bits, const int coding, struct place at) {
     accumulators sum;
     UNROLL_ROWS UNROLL_VECS sum[r][v] = (vf){0};
@@ -187,20 +161,7 @@ INLINE void run_part(const struct linear *p, const int rows, const int bits, con
         dense_tile(rows, x + at.first, p->x_stride, at.dense, at.last - at.first, at.ahead, at.step, sum);
     else
         low_bit_tile(p, bits, coding, rows, x, at.panel, at.first, at.last, sum);
-    float *y = p->y + at.row * p->y_stride + at.panel * PANEL;
-    const float *bias = p->bias ? p->bias + at.panel * PANEL : NULL;
-    ptrdiff_t width = p->out_features - at.panel * PANEL;
-    if (width >= PANEL) {
-        finish(rows, sum, at.first ? y : bias, at.first ? p->y_stride : 0, y, p->y_stride);
-        return;
-    }
-    float edge[TILE_ROWS * PANEL];
-    finish(rows, sum, NULL, 0, edge, PANEL);
-    for (int r = 0; r < rows; r++)
-        for (ptrdiff_t n = 0; n < width; n++) {
-            float base = at.first ? y[r * p->y_stride + n] : bias ? bias[n] : 0.0f;
-            y[r * p->y_stride + n] = base + edge[r * PANEL + n];
-        }
+    write_part(p, rows, sum, at);
 }
 
 INLINE void run_tile(const struct linear *p, const int rows, const int bits, const int coding, struct place at) {
@@ -253,6 +214,10 @@ static void low_bit_case(const struct linear *p, int rows, struct place at) {
 
 /* Five rows are three and two, seven four and three: each case costs a tenth of a second of the compiler's time per coding. */
 static void low_bit_rows(const struct linear *p, int rows, struct place at) {
+    if (is_small_float(p)) {
+        small_float_rows(p, rows, at);
+        return;
+    }
     if (rows == 5 || rows == 7) {
         const int half = rows / 2;
         low_bit_case(p, rows - half, at);
@@ -265,6 +230,10 @@ static void low_bit_rows(const struct linear *p, int rows, struct place at) {
 #undef CASE
 
 static void expand_block(const struct linear *p, struct place at, float *out) {
+    if (is_small_float(p)) {
+        expand_small_floats(p, at, out);
+        return;
+    }
     switch (VARIANT(code_bits(p), coding_of(p))) {
         case VARIANT(16, BFLOAT): expand(p, 16, BFLOAT, at.panel, at.first, at.last, out); break;
         case VARIANT(16, HALF): expand(p, 16, HALF, at.panel, at.first, at.last, out); break;

@@ -9,6 +9,9 @@
 
 #define BFLOAT16_BITS 16
 #define FLOAT16_BITS 17
+/* Of floats in 8 and 4 bits, of which codes hold [N/PANEL][K][PANEL] bytes, or words as of integers. */
+#define E4M3_BITS 18
+#define E2M1_BITS 19
 
 struct linear {
     const float *x;
@@ -31,7 +34,7 @@ struct linear {
     ptrdiff_t words;
     ptrdiff_t groups;
     ptrdiff_t group_size;
-    int bits; /* of a code; or BFLOAT16_BITS or FLOAT16_BITS: two such floats in a word, without scales */
+    int bits; /* of a code; BFLOAT16_BITS or FLOAT16_BITS: two such floats in a word, without scales; or of small floats */
     ptrdiff_t piece_panels; /* panels per piece of work */
 };
 

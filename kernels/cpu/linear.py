@@ -89,7 +89,7 @@ def dense_bytes(problem: LinearProblem, stored: int) -> int:
     """Memory of ``DenseAssembly``'s panels: 16-bit floats stay so."""
     half = isinstance(problem.scheme, Dense) and problem.in_features % 2 == 0
     half = half and stored == 2 * problem.out_features * problem.in_features
-    return (2 if half else 4) * _padded_rows(problem.out_features) * problem.in_features
+    return (2 if half else 4) * padded_rows(problem.out_features) * problem.in_features
 
 
 def low_bit_bytes(problem: LinearProblem, stored: int) -> int:
@@ -102,7 +102,7 @@ def low_bit_bytes(problem: LinearProblem, stored: int) -> int:
     scales = _scale_dtype(scheme, (problem.out_features, columns), stored)
     zero_bytes = 0 if scheme.symmetric else zero_type(scheme, scales).itemsize
     per_row = 4 * num_words(columns, bits) + groups * (scales.itemsize + zero_bytes)
-    return _padded_rows(problem.out_features) * per_row + (8 * columns if act_order else 0)
+    return padded_rows(problem.out_features) * per_row + (8 * columns if act_order else 0)
 
 
 def _scale_dtype(scheme: WeightOnly | Offset | LowBit | Int8, shape: tuple[int, int], stored: int) -> torch.dtype:
@@ -111,7 +111,8 @@ def _scale_dtype(scheme: WeightOnly | Offset | LowBit | Int8, shape: tuple[int, 
     return torch.float16 if stored < (short + wide) / 2 else torch.float32
 
 
-def _padded_rows(rows: int) -> int:
+def padded_rows(rows: int) -> int:
+    """Rows of the panels that hold so many."""
     width = int(functions.twofold_panel_width())
     return -(-rows // width) * width
 

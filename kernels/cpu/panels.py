@@ -175,7 +175,7 @@ class LowBitAssembly:
             return
         pack_rows(part.codes.contiguous().view(torch.int32), first_row, self._codes, flip=_RAISE)
         rows = part.scheme.resolved_block(part.shape)[0]
-        spread = functools.partial(_spread_rows, block_rows=rows, rows=part.shape[0])
+        spread = functools.partial(spread_rows, block_rows=rows, rows=part.shape[0])
         raised = None if part.zeros is None else (spread(part.zeros).to(torch.int16) + 128).to(torch.uint8)
         self._put_groups(first_row, spread(part.scales), raised)
 
@@ -323,6 +323,6 @@ def _in_float32(panels: Tensor | None) -> Any:
     return wide.copy_(panels)
 
 
-def _spread_rows(values: Tensor, *, block_rows: int, rows: int) -> Tensor:
+def spread_rows(values: Tensor, *, block_rows: int, rows: int) -> Tensor:
     """One value per block of rows to one per row."""
     return values.repeat_interleave(block_rows, dim=0)[:rows].contiguous()

@@ -40,19 +40,24 @@ def weight_of(scheme: object, static: torch.Tensor | None = None) -> CanonicalWe
     return PackedWeight(scheme, (ROWS, COLUMNS), pack(codes, scheme.bits), scales, zeros, None, static)
 
 
+# One scale for all rows: each depends on the others, so torch rounds them.
+FP8_WHOLE, INT8_WHOLE = (Activation(element, 0) for element in (Element.FP8, Element.INT8))
 CASES = [
     (Int8((1, -1), TOKEN8), None, "c_int8_activations"),
     (Int8((1, 16), TENSOR8, symmetric=False), 0.02, "c_int8_activations"),
     (Int8((-1, -1), TENSOR8), 0.02, "c_int8_activations"),
-    (Int8((1, 8), TOKEN8), None, "c_low_bit_emulated"),
+    (Int8((1, 8), TOKEN8), None, "c_low_bit_rounded"),
     (Int8((1, 10), TOKEN8), None, "c_dense_emulated"),
-    (Fp8((1, -1), FP8_TOKEN), None, "c_dense_emulated"),
-    (Fp8((16, 32), Activation(Element.FP8, 32)), None, "c_dense_emulated"),
-    (Fp8((-1, -1)), None, "c_dense_dequantized"),
-    (LowBit(4, 16, activation=FP8_TOKEN), None, "c_low_bit_emulated"),
+    (Int8((1, -1), INT8_WHOLE), None, "c_low_bit_emulated"),
+    (Fp8((1, -1), FP8_TOKEN), None, "c_small_floats"),
+    (Fp8((16, 32), Activation(Element.FP8, 32)), None, "c_small_floats"),
+    (Fp8((-1, -1)), None, "c_small_floats"),
+    (Fp8((1, -1), FP8_WHOLE), None, "c_dense_emulated"),
+    (LowBit(4, 16, activation=FP8_TOKEN), None, "c_low_bit_rounded"),
     (Offset(2, 16), None, "c_dense_dequantized"),
-    (MicroScaled(Element.FP4, 16, False, NV), 100.0, "c_dense_emulated"),
+    (MicroScaled(Element.FP4, 16, False, NV), 100.0, "c_small_floats"),
 ]
+NATIVE = ("c_int8_activations", "c_low_bit_rounded", "c_small_floats")
 
 
 @pytest.mark.parametrize(("scheme", "static", "name"), CASES, ids=lambda case: str(case))
@@ -61,7 +66,7 @@ def test_product_of_rounded_input_and_expanded_weight(
     scheme: object, static: float | None, name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
-        for module in ("quantized_linear", "cpu.linear_int8"):
+        for module in ("quantized_linear", "cpu.linear_int8", "cpu.linear_rounded", "cpu.small_floats"):
             monkeypatch.setattr(f"twofold.kernels.{module}.unavailable", lambda: "no compiler")
     kernels = KernelSet(CpuPlatform().spec)
     candidate = kernels.select_candidate(
@@ -69,7 +74,7 @@ def test_product_of_rounded_input_and_expanded_weight(
     )
     emulates = activation_of(scheme) is not None  # type: ignore[arg-type]
     assert candidate.name == (name if compiled else ("torch_emulated" if emulates else "torch_dequantized"))
-    native = compiled and name == "c_int8_activations"
+    native = compiled and name in NATIVE
     assert candidate.quality.value == ("native" if native else "emulated" if emulates else "dequantizing")
     weight = weight_of(scheme, None if static is None else torch.tensor(static))
     x, bias = torch.randn(3, COLUMNS), torch.randn(ROWS)
@@ -83,7 +88,7 @@ def test_product_of_rounded_input_and_expanded_weight(
 
 
 def test_activation_quantization_is_never_left_out_in_silence() -> None:
-    problem = LinearProblem(scheme=Fp8((1, -1), FP8_TOKEN), in_features=64, out_features=64, dtype=torch.float32)
+    problem = LinearProblem(scheme=Fp8((1, -1), FP8_WHOLE), in_features=64, out_features=64, dtype=torch.float32)
     kernels = KernelSet(CpuPlatform().spec)
     kernels.select("linear", problem)
     (row,) = kernels.report()

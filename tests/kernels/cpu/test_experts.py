@@ -9,7 +9,6 @@ import torch
 from expert_cases import expected, random_ids, random_weights
 from int8_cases import integer_weight
 from tolerance import assert_near
-from twofold.kernels import rounded_experts
 from twofold.kernels.cpu import experts, linear
 from twofold.kernels.cpu.library import unavailable
 from twofold.kernels.kernel_set import KernelSet
@@ -98,10 +97,10 @@ def test_lopsided_batches_and_strides() -> None:
     [
         (DENSE, "c_dense_float32"),
         (PACKED, "c_low_bit_float32"),
-        (Fp8((1, -1)), "c_dense_dequantized"),
-        (Int8((1, -1), Activation(Element.INT8)), "c_low_bit_emulated"),
-        (Fp8((32, 32), Activation(Element.FP8, 32)), "c_dense_emulated"),
-        (Fp8((-1, -1), Activation(Element.FP8, 0, dynamic=False)), "c_dense_emulated"),
+        (Fp8((1, -1)), "c_small_floats"),
+        (Int8((1, -1), Activation(Element.INT8, 0, False, False), symmetric=False), "c_low_bit_rounded"),
+        (Fp8((32, 32), Activation(Element.FP8, 32)), "c_small_floats"),
+        (Fp8((-1, -1), Activation(Element.FP8, 0, dynamic=False)), "c_small_floats"),
     ],
     ids=str,
 )
@@ -115,15 +114,3 @@ def test_every_linear_kernel_in_c_serves_experts(scheme: Scheme, name: str) -> N
     x = torch.randn(11, 64, generator=torch.Generator().manual_seed(3))
     wanted, magnitude = expected(x, weights, ids, dtype=torch.float32)
     assert_near(candidate.run(x, candidate.prepare(weights, torch.float32), ids), wanted, scale=magnitude, factor=1.0)
-
-
-def test_static_scales_that_agree_round_each_token_once() -> None:
-    scheme = Fp8((-1, -1), Activation(Element.FP8, 0, dynamic=False))
-    problem = ExpertLinearProblem(
-        scheme=scheme, num_experts=2, top_k=1, in_features=64, out_features=40, dtype=torch.float32
-    )
-    candidate = KernelSet(CpuPlatform().spec).select_candidate("expert_linear", problem)
-    weight = random_weights(scheme, 1, (40, 64))[0]
-    assert candidate.prepare is not None
-    same = candidate.prepare([weight, weight], torch.float32)
-    assert isinstance(same, rounded_experts.RoundedExperts) and same.scale is not None and same.scale.numel() == 1

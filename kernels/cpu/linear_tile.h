@@ -1,0 +1,60 @@
+/* A tile of a product in float32: what its files share. */
+#ifndef TWOFOLD_LINEAR_TILE_H
+#define TWOFOLD_LINEAR_TILE_H
+
+#include "linear.h"
+#include "simd.h"
+
+/* Features that are summed in one accumulator. */
+#define SUM_K 128
+/* A low-bit panel is decoded in registers for up to so many rows, and once into scratch for more. */
+#define FUSED_ROWS (TILE_ROWS * 2 / 3)
+/* How far ahead weights are asked for when each is used once, in features. */
+#define PREFETCH_K 48
+
+#define UNROLL_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < rows; r++)
+#define UNROLL_VECS _Pragma("GCC unroll 4") for (int v = 0; v < PANEL_VECS; v++)
+
+typedef vf accumulators[TILE_ROWS][PANEL_VECS];
+
+/* out [rows][PANEL] = base + sum, base [PANEL] per row at base_stride (0: the same for all), or NULL for zero. */
+INLINE void finish(const int rows, accumulators sum, const float *base, ptrdiff_t base_stride, float *out, ptrdiff_t stride) {
+    UNROLL_ROWS UNROLL_VECS {
+        vf value = sum[r][v];
+        if (base) value = load(base + r * base_stride + v * LANES) + value;
+        store(out + r * stride + v * LANES, value);
+    }
+}
+
+/* One tile of y: some rows from `row`, the features of one panel, summed over features first..last and added to what y
+   holds. `dense` points to the weights of feature `first`, or is NULL to decode; `ahead` and `step` as in dense_tile. */
+struct place {
+    ptrdiff_t panel, row, first, last;
+    const float *dense, *ahead;
+    ptrdiff_t step;
+};
+
+/* Add a part's sums to its place in y. */
+INLINE void write_part(const struct linear *p, const int rows, accumulators sum, struct place at) {
+    float *y = p->y + at.row * p->y_stride + at.panel * PANEL;
+    const float *bias = p->bias ? p->bias + at.panel * PANEL : NULL;
+    ptrdiff_t width = p->out_features - at.panel * PANEL;
+    if (width >= PANEL) {
+        finish(rows, sum, at.first ? y : bias, at.first ? p->y_stride : 0, y, p->y_stride);
+        return;
+    }
+    float edge[TILE_ROWS * PANEL];
+    finish(rows, sum, NULL, 0, edge, PANEL);
+    for (int r = 0; r < rows; r++)
+        for (ptrdiff_t n = 0; n < width; n++) {
+            float base = at.first ? y[r * p->y_stride + n] : bias ? bias[n] : 0.0f;
+            y[r * p->y_stride + n] = base + edge[r * PANEL + n];
+        }
+}
+
+static inline int is_small_float(const struct linear *p) { return p->bits == E4M3_BITS || p->bits == E2M1_BITS; }
+
+/* Up to FUSED_ROWS rows of a tile, decoded in registers; out [last - first][PANEL]: the tile's weights. In small_floats.c. */
+void small_float_rows(const struct linear *p, int rows, struct place at);
+void expand_small_floats(const struct linear *p, struct place at, float *out);
+#endif

@@ -4,107 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
+from cpu_peer_rows import Peer
 from engines import Trace
+from other_work import process_tree
 from workloads import Workload
 
-_HERE = Path(__file__).parent
 _START_SECONDS = 600
 
 
-@dataclass(frozen=True, kw_only=True)
-class Peer:
-    """How to start one row of the table. ``port`` stands for the port in ``command``; ``http`` False: in_process.py."""
-
-    name: str
-    command: list[str]
-    version: str
-    http: bool = True
-    extra: dict[str, object] = field(default_factory=dict)
-
-
-def find_peers(model: str, gguf: Sequence[str], threads: int) -> list[Peer]:
-    """All peers that are installed, Twofold's rows first."""
-    return [
-        *_twofold(model, gguf, threads),
-        *_llama_cpp(gguf, threads),
-        *_openvino(threads),
-        *_transformers(model, threads),
-    ]
-
-
-def _twofold(model: str, gguf: Sequence[str], threads: int) -> list[Peer]:
-    from twofold.version import __version__
-
-    rows = {f"twofold:{Path(path).stem}": [path] for path in gguf}
-    rows |= {f"{name}+int8": [*words, "--cpu-activations", "int8"] for name, words in list(rows.items())}
-    rows["twofold:int8"] = [model, "--quantization", "int8"]
-    rows["twofold:int8+int8"] = [model, "--quantization", "int8", "--cpu-activations", "int8"]
-    rows["twofold:float32"] = [model, "--dtype", "float32"]
-    fixed = ["--device", "cpu", "--num-threads", str(threads), "--port", "{port}", "--max-model-len", "2048"]
-    serve = [sys.executable, "-m", "twofold", "serve"]
-    return [
-        Peer(name=name, command=[*serve, *words, *fixed], version=__version__, extra={"ignore_eos": True})
-        for name, words in rows.items()
-    ]
-
-
-def _llama_cpp(gguf: Sequence[str], threads: int) -> list[Peer]:
-    binary = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
-    if not binary:
-        return []
-    told = subprocess.run([binary, "--version"], capture_output=True, text=True)
-    version = os.environ.get("LLAMA_VERSION") or (told.stderr + told.stdout).strip().splitlines()[0]
-    words = ["-t", str(threads), "-tb", str(threads), "-np", "32", "-c", "36864", "--no-kv-unified", "-b", "2048"]
-    words += ["-ub", "512", "--fit", "off", "--host", "127.0.0.1", "--port", "{port}"]
-    return [
-        Peer(
-            name=f"llama.cpp:{Path(path).stem}",
-            command=[binary, "-m", path, *words],
-            version=version,
-            extra={"ignore_eos": True},
-        )
-        for path in gguf
-    ]
-
-
-def _openvino(threads: int) -> list[Peer]:
-    python, models = os.environ.get("OPENVINO_PYTHON"), os.environ.get("OPENVINO_MODELS")
-    if not python or not models:
-        return []
-    folders = sorted(path.parent for path in Path(models).glob("*/openvino_model.xml"))
-    return [
-        _child(f"openvino:{path.name}", python, "openvino", str(path), threads, "openvino-genai") for path in folders
-    ]
-
-
-def _transformers(model: str, threads: int) -> list[Peer]:
-    python = os.environ.get("TRANSFORMERS_PYTHON", sys.executable)
-    if subprocess.run([python, "-c", "import transformers"], capture_output=True).returncode:
-        return []
-    kinds = ("transformers", "transformers-cb")
-    return [_child(kind, python, kind, model, threads, "transformers") for kind in kinds]
-
-
-def _child(name: str, python: str, kind: str, model: str, threads: int, module: str) -> Peer:
-    ask = f"import importlib.metadata as m; print(m.version({module!r}))"
-    version = subprocess.run([python, "-c", ask], capture_output=True, text=True).stdout.strip()
-    return Peer(
-        name=name,
-        command=[python, str(_HERE / "in_process.py"), kind, model, str(threads)],
-        version=version,
-        http=False,
-    )
+class PeerError(Exception):
+    """A peer did not start, ended, or made other than what was asked for."""
 
 
 class Running:
@@ -116,7 +33,8 @@ class Running:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
-        environment = {**os.environ, "OMP_NUM_THREADS": str(len(cores)), "TOKENIZERS_PARALLELISM": "false"}
+        asked = {"OMP_NUM_THREADS": str(len(cores)), "TOKENIZERS_PARALLELISM": "false", **peer.environment}
+        environment = {name: word for name, word in {**os.environ, **asked}.items() if word is not None}
         pipe = None if peer.http else subprocess.PIPE
         os.sched_setaffinity(0, cores)  # inherited
         start = time.perf_counter()
@@ -148,7 +66,7 @@ class Running:
                 return client.model_names()[0]
             except (TwofoldError, IndexError):
                 time.sleep(0.1)
-        raise SystemExit(f"{self._peer.name} did not get ready; look at its log with --log FILE")
+        raise PeerError(f"{self._peer.name} did not get ready; look at its log with --log FILE")
 
     def run(self, workload: Workload) -> list[Trace]:
         """Complete all requests of a workload; traces in no particular order."""
@@ -160,7 +78,7 @@ class Running:
             print(json.dumps(asdict(workload)), file=self._process.stdin, flush=True)
             answer = self._process.stdout.readline()
         if not answer:
-            raise SystemExit(f"{self._peer.name} ended; look at its log with --log FILE")
+            raise PeerError(f"{self._peer.name} ended; look at its log with --log FILE")
         return [Trace(**trace) for trace in json.loads(answer)]
 
     def _over_http(self, workload: Workload) -> list[Trace]:
@@ -171,15 +89,19 @@ class Running:
         report = run_load(OpenAIClient(self._url), self._model, jobs, workload.concurrency, self._peer.extra)
         for outcome in report.outcomes:
             if outcome.error:
-                raise SystemExit(f"{self._peer.name}: {outcome.error}")
+                raise PeerError(f"{self._peer.name}: {outcome.error}")
         asked = sum(request.num_output for request in workload.requests)
         if (told := sum(outcome.num_output_tokens for outcome in report.outcomes)) != asked:
-            raise SystemExit(f"{self._peer.name} made {told} tokens of the {asked} that {workload.name} asks for")
+            raise PeerError(f"{self._peer.name} made {told} tokens of the {asked} that {workload.name} asks for")
         return [Trace(outcome.started, outcome.arrivals) for outcome in report.outcomes]
+
+    def pids(self) -> list[int]:
+        """Of all its processes."""
+        return process_tree(self._process.pid)
 
     def peak_bytes(self) -> int:
         """Sum of the processes' highest resident memory so far."""
-        return sum(_high_water(pid) for pid in _tree(self._process.pid))
+        return sum(_high_water(pid) for pid in self.pids())
 
     def stop(self) -> None:
         """End it and all that it started."""
@@ -190,19 +112,8 @@ class Running:
                     self._process.wait(timeout=15)
                 except subprocess.TimeoutExpired:
                     continue
-
-
-def _tree(root: int) -> list[int]:
-    found, todo = [], [root]
-    while todo:
-        pid = todo.pop()
-        found.append(pid)
-        try:
-            for task in os.listdir(f"/proc/{pid}/task"):
-                todo += [int(child) for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
-        except OSError:
-            continue
-    return found
+        with suppress(ProcessLookupError):  # what outlived the first one
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _high_water(pid: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import statistics
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,37 @@ COLUMNS = [
     ("W4 cold s", "w4", "seconds", "{:.2f}"),
     ("W4 warm s", "w4warm", "seconds", "{:.2f}"),
 ]
+# Share of the cores that others may take before a run counts as disturbed.
+BUSY = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """The median of the undisturbed runs; of all, ``disturbed``, where each had other work beside it.
+
+    ``spread`` is half of what lies between the least and the greatest, as a part of the median; None of one run.
+    """
+
+    value: float
+    spread: float | None
+    disturbed: bool
+
+    def text(self, form: str) -> str:
+        """By a format, with the spread in per cent, and an asterisk when disturbed."""
+        spread = "" if self.spread is None else f" ±{100 * self.spread:.0f}%"
+        return form.format(self.value) + spread + ("*" if self.disturbed else "")
+
+
+def figure(row: dict[str, Any], workload: str, key: str, limit: float = BUSY) -> Figure | None:
+    """One figure of a row of the kept ones; None when it was not measured."""
+    runs = list(row.get("runs", {}).get(workload, {}).values())
+    quiet = [run for run in runs if run.get("busy", 0.0) <= limit]
+    values = [run[key] for run in quiet or runs]
+    if not values:
+        return None
+    value = statistics.median(values)
+    spread = (max(values) - min(values)) / 2 / value if len(values) > 1 else None
+    return Figure(value=value, spread=spread, disturbed=not quiet)
 
 
 def describe(workload: Workload, traces: list[Trace], seconds: float) -> dict[str, float]:
@@ -52,37 +84,47 @@ def describe(workload: Workload, traces: list[Trace], seconds: float) -> dict[st
     return figures
 
 
+def markdown(rows: list[list[str]]) -> list[str]:
+    """Lines of a table, the first row its heading; columns after the first are set to the right."""
+    heading, *rest = rows
+    return ["| " + " | ".join(row) + " |" for row in (heading, ["---", *["---:"] * (len(heading) - 1)], *rest)]
+
+
 def table(kept: dict[str, Any]) -> str:
     """Markdown: a row of medians for each peer, then versions, the machine and what it can do."""
-    heading = ["engine", *(title for title, *_ in COLUMNS), "peak MB", "start s"]
-    rows = [heading, ["---", *["---:"] * (len(heading) - 1)]]
+    rows = [["engine", *(title for title, *_ in COLUMNS), "peak MB", "start s"]]
     for name, row in kept["peers"].items():
         if row.get("runs"):
-            cells = [_cell(row["runs"], *column) for _, *column in COLUMNS]
-            start = statistics.median(row["start_s"])
-            rows.append([name, *cells, f"{row['peak_bytes'] / 2**20:,.0f}", f"{start:.1f}"])
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    counts = [len(runs) for row in kept["peers"].values() for runs in row.get("runs", {}).values()]
-    if counts:
-        lines += ["", f"Medians of {min(counts)} to {max(counts)} runs of each workload."]
-    return "\n".join([*lines, "", *_notes(kept)])
+            cells = [_cell(row, *column) for _, *column in COLUMNS]
+            start = f"{statistics.median(row['start_s']):.1f}" if row.get("start_s") else "-"
+            rows.append([name, *cells, f"{row.get('peak_bytes', 0) / 2**20:,.0f}", start])
+    return "\n".join([*markdown(rows), "", *_notes(kept)])
 
 
-def _cell(runs: dict[str, Any], workload: str, key: str, form: str) -> str:
-    values = [run[key] for run in runs.get(workload, {}).values()]
-    return form.format(statistics.median(values)) if values else "-"
+def _cell(row: dict[str, Any], workload: str, key: str, form: str) -> str:
+    found = figure(row, workload, key)
+    return found.text(form) if found else "-"
 
 
 def _notes(kept: dict[str, Any]) -> list[str]:
-    versions = {name.split(":")[0]: row.get("version", "?") for name, row in kept["peers"].items() if row.get("runs")}
-    lines = ["- Twofold's decode steps replay recorded graphs."]
+    measured = {name: row for name, row in kept["peers"].items() if row.get("runs")}
+    counts = [len(runs) for row in measured.values() for runs in row["runs"].values()]
+    lines = []
+    if counts:
+        lines.append(
+            f"- medians of {min(counts)} to {max(counts)} runs of each workload without the disturbed ones; ± is half "
+            f"of greatest less least; *: others took more than {BUSY:.0%} of the cores beside every run"
+        )
+    versions = {name.split(":")[0]: row.get("version", "?") for name, row in measured.items()}
     lines += [f"- versions: {', '.join(f'{name} {version}' for name, version in versions.items())}"]
     lines += [f"- machine: {_processor()}, Linux {platform.release()}, Python {platform.python_version()}"]
+    lines += [f"- {key}: {word}" for key, word in kept.get("settings", {}).items()]
+    lines += [f"- {name}: {row['error']}" for name, row in kept["peers"].items() if row.get("error")]
     speeds = kept["machine"].get("speeds", [])
     for key in speeds[0] if speeds else ():
         values = [speed[key] for speed in speeds]
         lines.append(
-            f"- {key}: {statistics.median(values):.1f} (of {len(values)}: {min(values):.1f} to {max(values):.1f})"
+            f"- {key}: {statistics.median(values):.3g} (of {len(values)}: {min(values):.3g} to {max(values):.3g})"
         )
     return lines
 

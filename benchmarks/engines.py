@@ -38,8 +38,8 @@ class Engine(Protocol):
 class TransformersStatic:
     """transformers' generate: left-padded batches of ``concurrency`` requests, each as long as its longest output."""
 
-    def __init__(self, model: str, threads: int) -> None:
-        self.model = _load_transformers(model, threads)
+    def __init__(self, model: str, threads: int, dtype: str = "float32") -> None:
+        self.model = _load_transformers(model, threads, dtype)
 
     def run(self, workload: Workload) -> list[Trace]:
         size = workload.concurrency
@@ -90,11 +90,11 @@ class TransformersStatic:
 class TransformersContinuous:
     """transformers' continuous batching, with its paged cache and block sharing, in a closed loop."""
 
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, model: str, threads: int, dtype: str = "float32") -> None:
         from transformers import GenerationConfig
         from transformers.generation import ContinuousBatchingConfig
 
-        self.model = _load_transformers(model, threads)
+        self.model = _load_transformers(model, threads, dtype)
         self._manager = self.model.init_continuous_batching(
             generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=128),
             # As many tokens of cache as 32 requests of W3 need, and Twofold's own step size.
@@ -239,7 +239,7 @@ ENGINES: dict[str, Callable[[str, int], Engine]] = {
 }
 
 
-def _load_transformers(model: str, threads: int) -> Any:
+def _load_transformers(model: str, threads: int, dtype: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -247,7 +247,8 @@ def _load_transformers(model: str, threads: int) -> Any:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa").eval()
+    wide = getattr(torch, dtype)
+    return AutoModelForCausalLM.from_pretrained(model, dtype=wide, attn_implementation="sdpa").eval()
 
 
 class PeakMemory:

@@ -1,4 +1,4 @@
-"""A library without an HTTP server, driven by cpu_peers.py under its Python: ``in_process.py KIND MODEL THREADS``.
+"""A library without an HTTP server, driven by cpu_peers.py: ``in_process.py KIND MODEL THREADS DTYPE``, by its Python.
 
 Reads a workload as one JSON line from standard input and answers with one line of traces, until the input ends. Needs
 the standard library and the peer alone. Times are of the monotonic clock, which all processes of a machine share.
@@ -7,7 +7,6 @@ the standard library and the peer alone. Times are of the monotonic clock, which
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from workloads import Request, Workload
 class OpenVINO:
     """openvino-genai's continuous batching with its paged cache and prefix cache, in a closed loop."""
 
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, model: str, threads: int, dtype: str) -> None:
         import openvino_genai
 
         self._library = openvino_genai
@@ -33,8 +32,8 @@ class OpenVINO:
         scheduler.dynamic_split_fuse = True
         properties = {
             "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": os.environ.get("OPENVINO_PRECISION", "f32"),
-            "KV_CACHE_PRECISION": os.environ.get("OPENVINO_KV_CACHE", "f32"),
+            "INFERENCE_PRECISION_HINT": dtype,
+            "KV_CACHE_PRECISION": dtype,
         }
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
         self._num_sent = 0
@@ -75,7 +74,7 @@ class OpenVINO:
         del self._pipeline
 
 
-KINDS: dict[str, Callable[[str, int], Engine]] = {
+KINDS: dict[str, Callable[[str, int, str], Engine]] = {
     "openvino": OpenVINO,
     "transformers": TransformersStatic,
     "transformers-cb": TransformersContinuous,
@@ -84,9 +83,9 @@ KINDS: dict[str, Callable[[str, int], Engine]] = {
 
 def main() -> None:
     """Answer workloads until the input ends."""
-    kind, model, threads = sys.argv[1:]
+    kind, model, threads, dtype = sys.argv[1:]
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries print what they like
-    engine = KINDS[kind](model, int(threads))
+    engine = KINDS[kind](model, int(threads), dtype)
     for line in sys.stdin:
         row = json.loads(line)
         workload = Workload(row["name"], [Request(**request) for request in row["requests"]], row["concurrency"])

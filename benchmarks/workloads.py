@@ -45,11 +45,14 @@ def corpus() -> str:
 
 
 class WorkloadMaker:
-    """Cuts prompts out of the corpus; ``scale`` divides all lengths and counts for a quick look at whether it works."""
+    """Cuts prompts out of the corpus; ``scale`` divides all lengths and counts for a quick look at whether it works.
 
-    def __init__(self, encode: Callable[[str], list[int]], scale: int = 1) -> None:
+    ``shorter`` divides the lengths of w3 and w4 alone, for a large model.
+    """
+
+    def __init__(self, encode: Callable[[str], list[int]], scale: int = 1, shorter: int = 1) -> None:
         self._ids = encode(corpus())
-        self._scale = scale
+        self._scale, self._shorter = scale, shorter
 
     def make(self, name: str, repetition: int) -> Workload:
         """One workload of one repetition."""
@@ -61,12 +64,13 @@ class WorkloadMaker:
         if name in ("w3c8", "w3c32"):
             shapes = random.Random("w3")
             lengths = [(shapes.randint(64, 256), shapes.randint(16, 128)) for _ in range(self._small(32))]
-            return Workload(name, [self._request(rng, *length) for length in lengths], int(name[3:]))
+            requests = [self._request(rng, *(number // self._shorter for number in pair)) for pair in lengths]
+            return Workload(name, requests, int(name[3:]))
         if name in ("w4", "w4warm"):
-            prefix = self._cut(rng, 512)
+            prefix, own = self._cut(rng, 512 // self._shorter), 32 // self._shorter
             if name == "w4warm":
                 rng = random.Random(f"{name}/{repetition}")
-            requests = [self._request(rng, 32, 32, prefix) for _ in range(self._small(16))]
+            requests = [self._request(rng, own, own, prefix) for _ in range(self._small(16))]
             return Workload(name, requests, 16)
         raise SystemExit(f"unknown workload {name!r}; there are {', '.join(NAMES)}")
 

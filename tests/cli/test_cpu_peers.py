@@ -1,10 +1,14 @@
-"""benchmarks/cpu_peers.py with a made-up peer: how it is found, asked, measured in pieces, shown, and found dead."""
+"""benchmarks/cpu_peers.py with a made-up peer: how it is found, asked, measured in pieces, shown, and found dead.
+
+The tables' arithmetic is checked on made-up figures.
+"""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import twofold
@@ -35,6 +39,8 @@ def model(tmp_path: Path) -> Path:
     tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
+    shape = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"num_key_value_heads": 1, "dtype": "float32"}))
     return tmp_path
 
 
@@ -44,8 +50,13 @@ def run(model: Path, *words: str, deadly: int = 0) -> subprocess.CompletedProces
     python.chmod(0o755)
     (model / "exports" / "tiny").mkdir(parents=True, exist_ok=True)
     (model / "exports" / "tiny" / "openvino_model.xml").touch()
-    places = {"OPENVINO_PYTHON": str(python), "OPENVINO_MODELS": str(model / "exports"), "TRANSFORMERS_PYTHON": "false"}
-    command = [sys.executable, str(SCRIPT), str(model), "--no-machine", "--threads", "1", *words]
+    places = {
+        "VLLM_PYTHON": "",
+        "OPENVINO_PYTHON": str(python),
+        "OPENVINO_MODELS": str(model / "exports"),
+        "TRANSFORMERS_PYTHON": "false",
+    }
+    command = [sys.executable, str(SCRIPT), str(model), "--no-machine", "--threads", "1", "--tries", "1", *words]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **places}, timeout=240)
 
 
@@ -55,16 +66,33 @@ def test_figures_follow_from_the_arrivals(model: Path) -> None:
     first = run(model, *words, "--workloads", "w1,w2")
     assert first.returncode == 0, first.stderr
     # 127 tokens in 1.27 s; 1,024 tokens of prompt in half a second.
-    assert "| openvino:tiny | 500 | 100.0 | 500 | 2,048 | - |" in first.stdout
+    row = next(line for line in first.stdout.splitlines() if line.startswith("| openvino:tiny"))
+    assert row.replace("*", "").startswith("| openvino:tiny | 500 | 100.0 | 500 | 2,048 | - |")
     assert "openvino 9.9" in first.stdout
 
     second = run(model, *words, "--workloads", "w3c8")
     row = next(line for line in second.stdout.splitlines() if line.startswith("| openvino:tiny"))
-    assert row.startswith("| openvino:tiny | 500 | 100.0 | 500 | 2,048 |"), "the first piece is kept"
-    cells = [cell.strip() for cell in row.split("|")]
+    cells = [cell.strip(" *") for cell in row.split("|")]
+    assert cells[1:6] == ["openvino:tiny", "500", "100.0", "500", "2,048"], "the first piece is kept"
     assert cells[7:9] == ["500", "10"]
     assert set(json.loads(figures.read_text())["peers"]["openvino:tiny"]["runs"]) == {"w1", "w2", "w3c8"}
     assert run(model, *words, "--table").stdout == second.stdout
+
+    again = run(model, *words, "--workloads", "w1,w3c8", "--launches", "2")
+    measured = [line.split()[:2] for line in again.stderr.splitlines() if line.startswith("openvino:tiny")]
+    assert measured == [["openvino:tiny", "w1"], ["openvino:tiny", "w3c8"]], "only the second launch was missing"
+    kept = json.loads(figures.read_text())
+    assert set(kept["peers"]["openvino:tiny"]["runs"]["w1"]) == {"0", "1"}
+    # 3 layers of 8 x 8 for queries and output, 8 x 4 for keys and values, and three of 8 x 16
+    assert kept["layer_parameters"] == 3 * (2 * 64 + 2 * 32 + 3 * 128)
+
+    other = run(model, *words, "--scale", "2")
+    assert other.returncode != 0 and "choose another --output" in other.stderr
+
+
+def test_nothing_begins_without_time(model: Path) -> None:
+    result = run(model, "--peers", "openvino:tiny", "--workloads", "w1", "--budget-minutes", "-1")
+    assert result.returncode == 0 and "openvino:tiny: no time left" in result.stderr
 
 
 def test_a_peer_that_ends_is_named(model: Path) -> None:
@@ -77,3 +105,68 @@ def test_unknown_rows_are_named_with_the_known_ones(model: Path) -> None:
     result = run(model, "--peers", "vllm")
     assert result.returncode != 0
     assert "not installed: vllm; there are" in result.stderr and "openvino:tiny" in result.stderr
+
+
+def tables(folder: Path, kept: dict[str, Any]) -> str:
+    file = folder / "made-up.json"
+    file.write_text(json.dumps(kept))
+    command = [sys.executable, str(SCRIPT), str(folder), "--table", "--output", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
+
+
+def line(text: str, start: str) -> list[str]:
+    return next(
+        [cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines() if row.startswith(start)
+    )
+
+
+def test_medians_leave_out_disturbed_runs(tmp_path: Path) -> None:
+    """Three quiet runs of 90, 100 and 120 tokens a second, and one of 10 beside other work; all of W2 beside some."""
+    quiet = {
+        str(index): {"ttft_ms": 1.0, "decode_tok_s": rate, "busy": 0.01} for index, rate in enumerate((90, 100, 120))
+    }
+    disturbed = {"ttft_ms": 9.0, "prefill_tok_s": 7.0, "decode_tok_s": 10.0, "busy": 0.5}
+    runs = {"w1": quiet | {"3": disturbed}, "w2": {"0": disturbed}}
+    shown = line(tables(tmp_path, {"machine": {}, "peers": {"llama.cpp:q4_0": {"runs": runs}}}), "| llama.cpp:q4_0")
+    assert shown[1:5] == ["1 ±0%", "100.0 ±15%", "9*", "7*"]
+
+
+def test_targets_follow_from_the_figures(tmp_path: Path) -> None:
+    def row(**figures: dict[str, float]) -> dict[str, Any]:
+        return {"runs": {name: {"0": {"ttft_ms": 1.0, "busy": 0.0} | run} for name, run in figures.items()}}
+
+    def loaded(rate: float, late: float) -> dict[str, float]:
+        return {"output_tok_s": rate, "itl_p99_ms": late}
+
+    peers = {
+        "twofold:q4_0": row(w1={"decode_tok_s": 150}),
+        "twofold:q4_0+int8": row(w1={"decode_tok_s": 200}, w3c8=loaded(260, 40), w4={"seconds": 2.0})
+        | {"weight_bytes": 100_000_000},
+        "twofold:int8+int8": row(w2={"prefill_tok_s": 1000}),
+        "twofold:bfloat16": row(w1={"decode_tok_s": 50}),
+        "llama.cpp:q4_0": row(w1={"decode_tok_s": 160}, w3c8=loaded(200, 30), w4={"seconds": 3.0}),
+        "openvino:nncf_int4": row(w1={"decode_tok_s": 100}, w3c8=loaded(150, 10), w4={"seconds": 9.0}),
+        "openvino:q8_0": row(w2={"prefill_tok_s": 900}),
+        "openvino:bfloat16": row(w1={"decode_tok_s": 80}),
+        "transformers:bfloat16": row(w1={"decode_tok_s": 40}),
+    }
+    speeds = {"read_large_pages_gbs": 25.0, "int8_product_gflops": 500.0, "int8_dynamic_gflops": 400.0}
+    text = tables(tmp_path, {"machine": {"speeds": [speeds]}, "layer_parameters": 100_000_000, "peers": peers})
+
+    w1 = line(text, "| w1 at 4 bits |")
+    assert w1[1:] == ["twofold:q4_0+int8: 200.0", "llama.cpp:q4_0: 160.0", "1.25x", "1.3x", "missed"]
+    assert line(text, "| w3c8 at 4 bits |")[3:] == ["1.30x", "1.3x", "met"]
+    late = line(text, "| its p99 between tokens |")
+    assert late[1:] == ["twofold:q4_0+int8: 40", "llama.cpp:q4_0: 30", "0.75x", "1.0x", "missed"]
+    assert line(text, "| w4 at 4 bits |")[3:] == ["1.50x", "1.3x", "met"], "less time is better"
+    assert line(text, "| w2 at 8 bits |")[3] == "1.11x"
+    simple = line(text, "| w1 at 16 bits against vllm and transformers |")
+    assert simple[2:] == ["transformers:bfloat16: 40.0", "1.25x", "1.0x", "met"], "OpenVINO is not in this target"
+    # 200 steps a second of 0.1 GB each; 1,000 tokens a second of 0.2 GFLOP each.
+    assert line(text, "| w1 at 4 bits, of the read bandwidth |")[2:] == ["20 of 25 GB/s", "80%", "70%", "met"]
+    assert line(text, "| w2 at 8 bits, of the best int8 product |")[2:] == [
+        "200 of 500 GFLOP/s",
+        "40%",
+        "60%",
+        "missed",
+    ]

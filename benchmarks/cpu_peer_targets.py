@@ -1,0 +1,135 @@
+"""Which of the project's targets the kept figures meet: Twofold's best row beside the best peer of the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cpu_peer_rows import weight_bits
+from cpu_peer_table import COLUMNS, Figure, figure, markdown
+
+AHEAD = 1.3
+READ_SHARE = 0.7
+PRODUCT_SHARE = 0.6
+_FORMS = {(workload, key): form for _, workload, key, form in COLUMNS}
+# What each workload is judged by.
+_KEYS = {
+    "w1": "decode_tok_s",
+    "w2": "prefill_tok_s",
+    "w3c8": "output_tok_s",
+    "w3c32": "output_tok_s",
+    "w4": "seconds",
+    "w4warm": "seconds",
+}
+_SIMPLE = ("vllm", "transformers", "transformers-cb")
+
+
+@dataclass(frozen=True)
+class Target:
+    """``ratio`` times the best row of ``peers`` (all without any) with weights of ``bits``, on one workload."""
+
+    workload: str
+    bits: int
+    ratio: float
+    peers: tuple[str, ...] = ()
+
+
+TARGETS = [
+    *(Target(workload, bits, AHEAD) for bits in (4, 8) for workload in _KEYS),
+    Target("w2", 32, 1.0, ("openvino",)),
+    *(Target(workload, bits, 1.0, _SIMPLE) for bits in (16, 32) for workload in _KEYS),
+]
+Row = tuple[str, Figure]
+
+
+def targets(kept: dict[str, Any]) -> str:
+    """Markdown: a row for each target that was measured."""
+    rows = [["target", "Twofold", "best peer", "ratio", "wanted", "verdict"]]
+    for target in TARGETS:
+        rows += _against_peers(kept, target)
+    for bits in (4, 8, 16, 32):
+        rows += _of_bandwidth(kept, bits)
+    for bits in (4, 8):
+        rows += _of_products(kept, bits)
+    return "\n".join(markdown(rows))
+
+
+def best(kept: dict[str, Any], target: Target, ours: bool) -> Row | None:
+    """The quickest row of Twofold, or of the peers."""
+    key, found = _KEYS[target.workload], []
+    for name, row in kept["peers"].items():
+        engine = name.partition(":")[0]
+        wanted = engine == "twofold" if ours else engine in target.peers or (not target.peers and engine != "twofold")
+        if wanted and weight_bits(name) == target.bits and (one := figure(row, target.workload, key)):
+            found.append((name, one))
+    pick = min if key == "seconds" else max
+    return pick(found, key=lambda row: row[1].value) if found else None
+
+
+def _against_peers(kept: dict[str, Any], target: Target) -> list[list[str]]:
+    ours, theirs = best(kept, target, True), best(kept, target, False)
+    if ours is None:
+        return []
+    key, title = _KEYS[target.workload], f"{target.workload} at {target.bits} bits"
+    title += f" against {' and '.join(target.peers[:2])}" if target.peers else ""
+    if theirs is None:
+        return [[title, _shown(target.workload, key, ours), "not measured", "-", f"{target.ratio}x", "not known"]]
+    lines = [_compared(title, target.workload, key, ours, theirs, target.ratio)]
+    if target.workload.startswith("w3") and target.ratio > 1:
+        pair = []
+        for name, _ in (ours, theirs):
+            late = figure(kept["peers"][name], target.workload, "itl_p99_ms")
+            assert late is not None
+            pair.append((name, late))
+        lines.append(_compared("its p99 between tokens", target.workload, "itl_p99_ms", *pair, 1.0))
+    return lines
+
+
+def _compared(title: str, workload: str, key: str, ours: Row, theirs: Row, wanted: float) -> list[str]:
+    ratio = ours[1].value / theirs[1].value
+    if key in ("seconds", "itl_p99_ms"):
+        ratio = 1 / ratio
+    sure = not (ours[1].disturbed or theirs[1].disturbed)
+    shown = (_shown(workload, key, row) for row in (ours, theirs))
+    return [title, *shown, f"{ratio:.2f}x", f"{wanted}x", _verdict(ratio >= wanted, sure)]
+
+
+def _shown(workload: str, key: str, row: Row) -> str:
+    return f"{row[0]}: {row[1].text(_FORMS[workload, key])}"
+
+
+def _verdict(met: bool, sure: bool) -> str:
+    return ("met" if met else "missed") + ("" if sure else " (disturbed)")
+
+
+def _of_bandwidth(kept: dict[str, Any], bits: int) -> list[list[str]]:
+    """Bytes of weights that the quickest row reads a second, beside the plain read of this run."""
+    speed = _ceiling(kept, "read_large_pages_gbs")
+    rows = {name: row for name, row in kept["peers"].items() if row.get("weight_bytes")}
+    ours = best({"peers": rows}, Target("w1", bits, 1.0), True)
+    if ours is None or speed is None:
+        return []
+    rate = ours[1].value * rows[ours[0]]["weight_bytes"] / 1e9
+    title = f"w1 at {bits} bits, of the read bandwidth"
+    return [_share(title, _shown("w1", _KEYS["w1"], ours), rate, speed, "GB/s", READ_SHARE, ours[1])]
+
+
+def _of_products(kept: dict[str, Any], bits: int) -> list[list[str]]:
+    """Operations of the layers' products a second while a prompt is read, beside the best int8 product of this run."""
+    speeds = [_ceiling(kept, key) or 0.0 for key in ("int8_product_gflops", "int8_dynamic_gflops")]
+    ours = best(kept, Target("w2", bits, 1.0), True)
+    if ours is None or not max(speeds) or "layer_parameters" not in kept:
+        return []
+    rate = ours[1].value * 2 * kept["layer_parameters"] / 1e9
+    title = f"w2 at {bits} bits, of the best int8 product"
+    return [_share(title, _shown("w2", _KEYS["w2"], ours), rate, max(speeds), "GFLOP/s", PRODUCT_SHARE, ours[1])]
+
+
+def _share(title: str, shown: str, rate: float, bound: float, unit: str, wanted: float, of: Figure) -> list[str]:
+    share = rate / bound
+    told = f"{rate:,.4g} of {bound:,.4g} {unit}"
+    return [title, shown, told, f"{share:.0%}", f"{wanted:.0%}", _verdict(share >= wanted, not of.disturbed)]
+
+
+def _ceiling(kept: dict[str, Any], key: str) -> float | None:
+    return max((speed[key] for speed in kept["machine"].get("speeds", []) if key in speed), default=None)

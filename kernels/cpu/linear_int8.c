@@ -3,11 +3,9 @@
    Over each block of features, in which neither x's scale nor the weight's changes, products of codes are summed exactly in 32
    bits; the sums are scaled and added in float32, block after block. So a row's result depends neither on its batch nor on the
    instructions that made the sums. */
-#include "amx.h"
 #include "dot.h"
 #include "groups.h"
-#include "int8_rows.h"
-#include "linear.h"
+#include "linear_int8.h"
 #include "parallel.h"
 
 /* Rows of x per piece of work: many, because each expands its panels' codes to bytes anew, but no more codes of x than a part
@@ -19,49 +17,14 @@
 #define PREFETCH_WORDS 24
 /* Weights that are worth claiming by themselves, per tile of rows: a few microseconds. */
 #define PIECE_WORK (1 << 17)
-#define MAX_TILE_WORDS 16
-/* Fewer rows than this leave so much of a tile register unused that vectors are faster. */
-#define MIN_TILE_ROWS 9
-/* From so many features on a block keeps tile registers busy long enough. */
-#define WIDE_BLOCK 128
 
 #define UNROLL_ROWS _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
-#define UNROLL_VECS _Pragma("GCC unroll 4") for (int v = 0; v < PANEL_VECS; v++)
-
-/* How codes become weights: (code - zero) * scale with the middle of the codes' range as zero, or with stored zeros, or
-   code * scale + offset. */
-enum coding { CENTRED, ZERO, OFFSET };
-
-/* Whether tile registers multiply, and which of their kernels: for a block's sums in one tile, or in four. */
-enum tiles { NONE, NARROW, WIDE };
-
-struct product {
-    struct linear w;
-    struct int8_rows x;
-    enum coding coding;
-    ptrdiff_t block_words, blocks_per_group; /* words as they are stored */
-    ptrdiff_t chunk, chunks; /* rows of x per piece, pieces */
-    enum tiles tiles;      /* from MIN_TILE_ROWS on, */
-    int tile_words;        /* so many words of bytes at a time, */
-    ptrdiff_t block_steps; /* so many times for each block, */
-    ptrdiff_t steps;       /* and in all; the last step may reach beyond K, where zeros follow in both buffers */
-};
 
 /* Where a tile is, and its panel's codes: as they are stored, or expanded to one byte each. */
 struct tile {
     const int32_t *codes;
     ptrdiff_t panel, row;
 };
-
-/* total += one block of one row: the sum of its products, scaled. */
-INLINE vf add_block(vf total, vi sum, const int coding, vf scale, vi zero, vf offset, float x_scale, int32_t x_sum) {
-    if (coding == ZERO) sum -= zero * splat_int(x_sum);
-    total += to_float(sum) * (scale * splat(x_scale));
-    if (coding == OFFSET) total += offset * splat(x_scale * (float)x_sum);
-    return total;
-}
-
-static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 
 /* Scales and zeros of a panel's group. */
 struct group {
@@ -164,157 +127,15 @@ static void choose_rows(const struct product *p, int rows, enum form form, const
 #undef FORM
 #undef CASE
 
-/* A panel's codes as bytes, `centre` less. */
-INLINE void expand_bits(const struct linear *w, const int bits, const int32_t *codes, int centre, int32_t *out) {
-    typedef uint8_t bytes __attribute__((vector_size(VEC_BYTES)));
-    const bytes less = (uint8_t)centre - (bytes){0};
-    for (ptrdiff_t word = 0; word < w->words; word++, codes += PANEL)
-        for (int j = 0; j < 8 / bits; j++, out += PANEL)
-            UNROLL_VECS {
-                vi part = load_int(codes + v * LANES);
-                if (bits < 8) part = (part >> (bits * j)) & splat_int(((1 << bits) - 1) * 0x01010101);
-                part = (vi)((bytes)part - less);
-                memcpy(out + v * LANES, &part, sizeof part);
-            }
-}
-
-static void expand(const struct linear *w, const int32_t *codes, int centre, int32_t *out) {
-    switch (w->bits) {
-        case 2: expand_bits(w, 2, codes, centre, out); break;
-        case 4: expand_bits(w, 4, codes, centre, out); break;
-        case 8: expand_bits(w, 8, codes, centre, out); break;
-    }
-}
-
-#if HAVE_AMX
-#define UNROLL_TILE _Pragma("GCC unroll 16") for (int r = 0; r < AMX_ROWS; r++)
-
-/* y's part of up to AMX_ROWS rows and one vector of a panel from its totals. */
-INLINE void write_column(const struct linear *w, int rows, const int v, const vf *total, const struct tile *at) {
-    ptrdiff_t first = at->panel * PANEL + v * LANES, width = w->out_features - first;
-    float *y = w->y + at->row * w->y_stride + first;
-    if (width <= 0) return;
-    const __mmask16 lanes = width < LANES ? (__mmask16)((1 << width) - 1) : (__mmask16)-1;
-    const vf bias = w->bias ? (vf)_mm512_maskz_loadu_ps(lanes, w->bias + first) : splat(0.0f);
-    UNROLL_TILE if (r < rows)
-        _mm512_mask_storeu_ps(y + r * w->y_stride, lanes, (__m512)(w->bias ? total[r] + bias : total[r]));
-}
-
-/* One vector of a panel and up to AMX_ROWS rows; the buffers of x have as many. Each block's sums are scaled while the tiles
-   compute the next one's. */
-INLINE void run_narrow(const struct product *p, const int coding, int rows, const int v, const struct tile *at) {
-    const ptrdiff_t step = p->tile_words * PANEL;
-    const int32_t *word = at->codes + v * LANES;
-    const int8_t *x = p->x.codes + at->row * p->x.stride;
-    _Alignas(64) int32_t sums[2][AMX_ROWS][LANES];
-    vf total[AMX_ROWS];
-    UNROLL_TILE total[r] = splat(0.0f);
-    for (ptrdiff_t b = -1, group = 0, left = p->blocks_per_group; b < p->x.blocks; b++) {
-        if (b + 1 < p->x.blocks) {
-            _tile_zero(0);
-            const ptrdiff_t block_end = smaller((b + 2) * p->block_steps, p->steps);
-            for (ptrdiff_t i = (b + 1) * p->block_steps; i < block_end; i++, word += step, x += 4 * p->tile_words) {
-                _tile_loadd(4, x, p->x.stride);
-                _tile_loadd(6, word, PANEL * 4);
-                AMX_DOT(0, 4, 6, coding == CENTRED);
-            }
-        }
-        if (b >= 0) {
-            const float *x_scales = p->x.scales + b * p->x.capacity + at->row;
-            const int32_t *x_sums = p->x.sums + b * p->x.capacity + at->row;
-            struct group scales = load_group(&p->w, coding, at->panel, group);
-            UNROLL_TILE total[r] = add_block(total[r], load_int(sums[b & 1][r]), coding, scales.scale[v], scales.zero[v],
-                                             scales.offset[v], x_scales[r], x_sums[r]);
-            if (--left == 0) group++, left = p->blocks_per_group;
-        }
-        if (b + 1 < p->x.blocks) _tile_stored(0, sums[(b + 1) & 1], VEC_BYTES);
-    }
-    write_column(&p->w, rows, v, total, at);
-}
-
-/* One panel and up to 2 AMX_ROWS rows, for long blocks: four sums keep the tiles busy. */
-INLINE void run_wide(const struct product *p, const int coding, int rows, const struct tile *at) {
-    const int32_t *word = at->codes;
-    const int8_t *x = p->x.codes + at->row * p->x.stride, *below = x + AMX_ROWS * p->x.stride;
-    _Alignas(64) int32_t sums[PANEL_VECS][2 * AMX_ROWS][LANES];
-    vf total[PANEL_VECS][2 * AMX_ROWS];
-    memset(total, 0, sizeof total);
-    for (ptrdiff_t b = 0, group = 0, left = p->blocks_per_group; b < p->x.blocks; b++) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        const ptrdiff_t block_end = smaller((b + 1) * p->block_steps, p->steps);
-        for (ptrdiff_t i = b * p->block_steps; i < block_end; i++, word += 16 * PANEL, x += 64, below += 64) {
-            _tile_loadd(4, x, p->x.stride);
-            _tile_loadd(5, below, p->x.stride);
-            _tile_loadd(6, word, PANEL * 4);
-            _tile_loadd(7, word + LANES, PANEL * 4);
-            AMX_DOT(0, 4, 6, coding == CENTRED);
-            AMX_DOT(1, 5, 6, coding == CENTRED);
-            AMX_DOT(2, 4, 7, coding == CENTRED);
-            AMX_DOT(3, 5, 7, coding == CENTRED);
-        }
-        _tile_stored(0, sums[0], VEC_BYTES);
-        _tile_stored(1, sums[0][AMX_ROWS], VEC_BYTES);
-        _tile_stored(2, sums[1], VEC_BYTES);
-        _tile_stored(3, sums[1][AMX_ROWS], VEC_BYTES);
-        const float *x_scales = p->x.scales + b * p->x.capacity + at->row;
-        const int32_t *x_sums = p->x.sums + b * p->x.capacity + at->row;
-        struct group scales = load_group(&p->w, coding, at->panel, group);
-        UNROLL_VECS for (int r = 0; r < rows; r++) total[v][r] =
-            add_block(total[v][r], load_int(sums[v][r]), coding, scales.scale[v], scales.zero[v], scales.offset[v], x_scales[r],
-                      x_sums[r]);
-        if (--left == 0) group++, left = p->blocks_per_group;
-    }
-    for (int v = 0; v < PANEL_VECS; v++) {
-        struct tile lower = {at->codes, at->panel, at->row + AMX_ROWS};
-        write_column(&p->w, rows, v, total[v], at);
-        write_column(&p->w, rows - AMX_ROWS, v, total[v] + AMX_ROWS, &lower);
-    }
-}
-
-/* All rows first..last of a panel whose codes were expanded. */
-INLINE void run_tiles(const struct product *p, const int coding, struct tile at, ptrdiff_t last) {
-    const ptrdiff_t step = p->tiles == WIDE ? 2 * AMX_ROWS : AMX_ROWS;
-    for (; at.row < last; at.row += step) {
-        int rows = (int)(last - at.row < step ? last - at.row : step);
-        if (p->tiles == WIDE) {
-            run_wide(p, coding, rows, &at);
-        } else {
-            run_narrow(p, coding, rows, 0, &at);
-            run_narrow(p, coding, rows, 1, &at);
-        }
-    }
-}
-
-static void choose_tiles(const struct product *p, struct tile at, ptrdiff_t last) {
-    switch (p->coding) {
-        case CENTRED: run_tiles(p, CENTRED, at, last); break;
-        case ZERO: run_tiles(p, ZERO, at, last); break;
-        case OFFSET: run_tiles(p, OFFSET, at, last); break;
-    }
-}
-#endif
-
 static enum form stored_form(const struct linear *w) { return w->bits == 2 ? TWO : w->bits == 4 ? FOUR : EIGHT; }
 
 /* All rows first..last of a panel. */
 static void run_panel(const struct product *p, ptrdiff_t panel, ptrdiff_t first, ptrdiff_t last, int32_t *scratch) {
     const struct linear *w = &p->w;
     struct tile at = {w->codes + panel * w->words * PANEL, panel, first};
-#if HAVE_AMX
-    if (p->tiles && last - first >= MIN_TILE_ROWS) {
-        expand(w, at.codes, p->coding == CENTRED ? 1 << (w->bits - 1) : 0, scratch);
-        at.codes = scratch;
-        amx_settle(scratch);
-        choose_tiles(p, at, last);
-        return;
-    }
-#endif
     enum form form = stored_form(w);
     if (last - first > 2 * DOT_ROWS && w->bits < 8) {
-        expand(w, at.codes, 0, scratch);
+        expand(w, at.codes, 0, scratch, PANEL, LANES);
         at.codes = scratch;
         form = EXPANDED;
     }
@@ -329,41 +150,37 @@ static void run_panel(const struct product *p, ptrdiff_t panel, ptrdiff_t first,
     if (rest) choose_rows(p, rest, stored_form(w), &at);
 }
 
+static void run_any(const struct product *p, ptrdiff_t panel, ptrdiff_t first, ptrdiff_t last, void *scratch) {
+#if HAVE_AMX
+    if (p->tiles) {
+        int8_tiles_run(p, panel, first, last, scratch);
+        return;
+    }
+#endif
+    run_panel(p, panel, first, last, scratch);
+}
+
 /* Items: pieces of panels, each with chunks of rows one after the other. */
 static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct product *p = arg;
     const struct linear *w = &p->w;
-    ptrdiff_t panels = (w->out_features + PANEL - 1) / PANEL, used = w->words * 8 / w->bits * PANEL;
-    int32_t *scratch = NULL;
-    if (w->rows > DOT_ROWS) {
-        scratch = thread_scratch((used + MAX_TILE_WORDS * PANEL) * sizeof *scratch);
-        memset(scratch + used, 0, MAX_TILE_WORDS * PANEL * sizeof *scratch);
-    }
+    ptrdiff_t panels = (w->out_features + PANEL - 1) / PANEL;
+    size_t bytes = w->rows > DOT_ROWS ? (size_t)(w->words * 8 / w->bits * PANEL) * sizeof(int32_t) : 0;
 #if HAVE_AMX
-    if (p->tiles) amx_configure(p->tile_words);
+    if (p->tiles) {
+        bytes = int8_tiles_scratch(p);
+        amx_configure(p->tile_words);
+    }
 #endif
+    void *scratch = bytes ? thread_scratch(bytes) : NULL;
     for (ptrdiff_t item = first; item < last; item++) {
         ptrdiff_t row = item % p->chunks * p->chunk, start = item / p->chunks * w->piece_panels;
         ptrdiff_t end = smaller(row + p->chunk, w->rows);
         for (ptrdiff_t panel = start; panel < start + w->piece_panels && panel < panels; panel++)
-            run_panel(p, panel, row, end, scratch);
+            run_any(p, panel, row, end, scratch);
     }
 #if HAVE_AMX
     if (p->tiles) _tile_release();
-#endif
-}
-
-/* Tiles take whole steps of 64 or 32 features. */
-static void plan_tiles(struct product *p) {
-    p->tiles = NONE;
-#if HAVE_AMX
-    const int one = p->x.blocks == 1;
-    ptrdiff_t block = one ? p->x.stride : p->x.block;
-    if (p->w.rows < MIN_TILE_ROWS || block % 32 || !amx_allowed()) return;
-    p->tiles = one || (block % 64 == 0 && block >= WIDE_BLOCK) ? WIDE : NARROW;
-    p->tile_words = block % 64 ? 8 : 16;
-    p->block_steps = block / (4 * p->tile_words);
-    p->steps = (p->w.words * 8 / p->w.bits + p->tile_words - 1) / p->tile_words;
 #endif
 }
 
@@ -402,11 +219,11 @@ void twofold_linear_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, con
     p.w.bias = bias;
     p.w.y = y;
     p.w.y_stride = sizes[OUT_FEATURES];
+    int8_tiles_plan(&p);
     struct int8_input input = {.x = x, .x_stride = x_stride, .rows = rows, .columns = sizes[IN_FEATURES], .perm = tensors[PERM],
                                .group = sizes[INPUT_GROUP], .scale = input_scale, .bits = p.w.bits,
-                               .factor = p.coding == CENTRED ? -(1 << (p.w.bits - 1)) : 1};
+                               .factor = p.coding != CENTRED ? 1 : p.tiles ? 0 : -(1 << (p.w.bits - 1))};
     int8_rows_make(&input, workspace, &p.x);
-    plan_tiles(&p);
     ptrdiff_t panels = (p.w.out_features + PANEL - 1) / PANEL;
     p.w.piece_panels = linear_piece(panels * p.chunks);
     ptrdiff_t pieces = (panels + p.w.piece_panels - 1) / p.w.piece_panels, chunk = rows < p.chunk ? rows : p.chunk;

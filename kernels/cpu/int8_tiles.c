@@ -1,0 +1,223 @@
+/* linear_int8's products in tile registers, for many rows.
+
+   A panel is expanded once for all rows of a piece: each of its vectors' bytes one after the other, so that they stay in the L1
+   cache while rows pass, in tiles as well. Each block's sums go through memory to the vectors, which scale them while the tiles
+   compute the next block, across the ends of rows too. */
+#include "groups.h"
+#include "linear_int8.h"
+
+#if HAVE_AMX
+/* Fewer rows than this leave so much of a tile register unused that vectors are faster. */
+#define MIN_TILE_ROWS 9
+/* Up to so many features a block is one step. */
+#define NARROW_BLOCK 64
+#define TILE_BYTES (AMX_ROWS * X_TILE)
+
+#define UNROLL_TILE _Pragma("GCC unroll 16") for (int r = 0; r < AMX_ROWS; r++)
+
+/* A panel as bytes and its groups' numbers, [vector][words of bytes or groups][LANES]. */
+struct expanded {
+    int32_t *codes;
+    float *scales, *offsets;
+    int32_t *zeros;
+    ptrdiff_t words; /* in whole tiles */
+    ptrdiff_t panel;
+};
+
+static struct expanded carve(const struct product *p, void *scratch) {
+    struct expanded e;
+    e.words = p->steps * p->tile_words;
+    e.codes = scratch;
+    e.scales = (float *)(e.codes + e.words * PANEL);
+    e.offsets = e.scales + p->w.groups * PANEL;
+    e.zeros = (int32_t *)(e.offsets + p->w.groups * PANEL);
+    return e;
+}
+
+size_t int8_tiles_scratch(const struct product *p) {
+    struct expanded e = carve(p, NULL);
+    return sizeof(int32_t) * (size_t)((e.words + 3 * p->w.groups) * PANEL);
+}
+
+static struct expanded expand_panel(const struct product *p, ptrdiff_t panel, void *scratch) {
+    const struct linear *w = &p->w;
+    struct expanded e = carve(p, scratch);
+    e.panel = panel;
+    expand(w, w->codes + panel * w->words * PANEL, p->coding == CENTRED ? 1 << (w->bits - 1) : 0, e.codes, LANES, e.words * LANES);
+    for (ptrdiff_t g = 0; g < w->groups; g++) UNROLL_VECS {
+        ptrdiff_t from = (panel * w->groups + g) * PANEL + v * LANES, to = (v * w->groups + g) * LANES;
+        store(e.scales + to, load_floats(w->scales, w->scale_type, from));
+        if (p->coding == OFFSET) store(e.offsets + to, load_floats(w->offsets, w->scale_type, from));
+        if (p->coding == ZERO) {
+            vi zero = load_zeros(w->zeros + from);
+            memcpy(e.zeros + to, &zero, sizeof zero);
+        }
+    }
+    amx_settle(e.codes);
+    return e;
+}
+
+/* y's part of up to AMX_ROWS rows and one vector of a panel from its totals. */
+INLINE void write_column(const struct linear *w, ptrdiff_t row, ptrdiff_t last, ptrdiff_t panel, const int v, const vf *total) {
+    ptrdiff_t first = panel * PANEL + v * LANES, width = w->out_features - first;
+    float *y = w->y + row * w->y_stride + first;
+    if (width <= 0) return;
+    const __mmask16 lanes = width < LANES ? (__mmask16)((1 << width) - 1) : (__mmask16)-1;
+    const vf bias = w->bias ? (vf)_mm512_maskz_loadu_ps(lanes, w->bias + first) : splat(0.0f);
+    UNROLL_TILE if (r < last - row)
+        _mm512_mask_storeu_ps(y + r * w->y_stride, lanes, (__m512)(w->bias ? total[r] + bias : total[r]));
+}
+
+/* Ask for the lines that write_column will write: y's rows lie far apart, often in no cache. */
+INLINE void expect_column(const struct linear *w, ptrdiff_t row, ptrdiff_t last, ptrdiff_t panel, const int v) {
+    const float *y = w->y + row * w->y_stride + panel * PANEL + v * LANES;
+    UNROLL_TILE if (r < last - row) __builtin_prefetch(y + r * w->y_stride, 1);
+}
+
+/* Step `step` of a row of tiles of x. */
+INLINE const int8_t *x_tile(const struct product *p, const int8_t *x, ptrdiff_t step) {
+    const int halves = p->tile_words == 8;
+    return x + (step >> halves) * TILE_BYTES + (step & halves) * (X_TILE / 2);
+}
+
+/* Where the tiles are: at one of a row's blocks, each a step. */
+struct feed {
+    const int8_t *x;
+    const int32_t *word;
+    ptrdiff_t left, near, far; /* blocks of the row; bytes to the next of x, and from there to the one behind it */
+};
+
+static struct feed row_start(const struct product *p, const struct expanded *e, const int v, ptrdiff_t row) {
+    const ptrdiff_t near = p->tile_words == 8 ? X_TILE / 2 : TILE_BYTES;
+    return (struct feed){p->x.codes + row * p->x.stride, e->codes + v * e->words * LANES, p->x.blocks, near,
+                         p->tile_words == 8 ? TILE_BYTES - near : near};
+}
+
+/* The block's sums, over AMX_ROWS rows and one vector of weights. */
+INLINE void multiply_block(struct feed *f, const int coding, ptrdiff_t words, int32_t sums[][LANES]) {
+    _tile_loadd(4, f->x, X_TILE);
+    _tile_loadd(6, f->word, VEC_BYTES);
+    _tile_zero(0);
+    AMX_DOT(0, 4, 6, coding == CENTRED);
+    _tile_stored(0, sums, VEC_BYTES);
+    const ptrdiff_t near = f->near;
+    f->x += near, f->word += words, f->near = f->far, f->far = near;
+    f->left--;
+}
+
+/* One vector of a panel and rows first..last-1. */
+INLINE void run_narrow(const struct product *p, const int coding, const struct expanded *e, const int v, ptrdiff_t first,
+                       ptrdiff_t last) {
+    const ptrdiff_t place = v * p->w.groups * LANES, words = p->tile_words * LANES;
+    const ptrdiff_t blocks = p->x.blocks, per_group = p->blocks_per_group;
+    _Alignas(64) int32_t sums[2][AMX_ROWS][LANES];
+    int32_t(*now)[LANES] = sums[0], (*next)[LANES] = sums[1];
+    struct feed feed = row_start(p, e, v, first);
+    multiply_block(&feed, coding, words, now);
+    for (ptrdiff_t row = first; row < last; row += AMX_ROWS) {
+        vf total[AMX_ROWS];
+        UNROLL_TILE total[r] = splat(0.0f);
+        expect_column(&p->w, row, last, e->panel, v);
+        const float *x_scales = p->x.scales + int8_rows_place(&p->x, row), *scales = e->scales + place, *offsets = e->offsets + place;
+        const int32_t *x_sums = p->x.sums + int8_rows_place(&p->x, row), *zeros = e->zeros + place;
+        for (ptrdiff_t b = 0, left = per_group; b < blocks; b++, x_scales += X_ROWS) {
+            /* Behind the last row's last block comes one in vain. */
+            if (feed.left == 0) feed = row_start(p, e, v, row + AMX_ROWS < last ? row + AMX_ROWS : row);
+            multiply_block(&feed, coding, words, next);
+            const vf scale = load(scales), offset = coding == OFFSET ? load(offsets) : splat(0.0f);
+            const vi zero = coding == ZERO ? load_int(zeros) : splat_int(0);
+            UNROLL_TILE total[r] = add_block(total[r], load_int(now[r]), coding, scale, zero, offset, x_scales[r],
+                                             coding == CENTRED ? 0 : x_sums[r]);
+            int32_t(*old)[LANES] = now;
+            now = next, next = old;
+            if (coding != CENTRED) x_sums += X_ROWS;
+            if (--left) continue;
+            left = per_group, scales += LANES;
+            if (coding == OFFSET) offsets += LANES;
+            if (coding == ZERO) zeros += LANES;
+        }
+        write_column(&p->w, row, last, e->panel, v, total);
+    }
+}
+
+/* One block of a panel and 2 AMX_ROWS rows: four sums keep the tiles busy. */
+INLINE void multiply_wide(const struct product *p, const int coding, const struct expanded *e, const int8_t *x, ptrdiff_t step,
+                          int32_t sums[][2 * AMX_ROWS][LANES]) {
+    const int8_t *below = x + AMX_ROWS * p->x.stride;
+    const int32_t *word = e->codes, *beside = word + e->words * LANES;
+    const ptrdiff_t stop = smaller(step + p->block_steps, p->steps);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (; step < stop; step++) {
+        _tile_loadd(4, x_tile(p, x, step), X_TILE);
+        _tile_loadd(6, word + step * p->tile_words * LANES, VEC_BYTES);
+        AMX_DOT(0, 4, 6, coding == CENTRED);
+        _tile_loadd(5, x_tile(p, below, step), X_TILE);
+        AMX_DOT(1, 5, 6, coding == CENTRED);
+        _tile_loadd(7, beside + step * p->tile_words * LANES, VEC_BYTES);
+        AMX_DOT(2, 4, 7, coding == CENTRED);
+        AMX_DOT(3, 5, 7, coding == CENTRED);
+    }
+    _tile_stored(0, sums[0], VEC_BYTES);
+    _tile_stored(1, sums[0][AMX_ROWS], VEC_BYTES);
+    _tile_stored(2, sums[1], VEC_BYTES);
+    _tile_stored(3, sums[1][AMX_ROWS], VEC_BYTES);
+}
+
+/* One panel and up to 2 AMX_ROWS rows from `row` on, for long blocks. */
+INLINE void run_wide(const struct product *p, const int coding, const struct expanded *e, ptrdiff_t row, ptrdiff_t last) {
+    _Alignas(64) int32_t sums[PANEL_VECS][2 * AMX_ROWS][LANES];
+    vf total[PANEL_VECS][2 * AMX_ROWS];
+    memset(total, 0, sizeof total);
+    for (ptrdiff_t b = 0; b < p->x.blocks; b++) {
+        multiply_wide(p, coding, e, p->x.codes + row * p->x.stride, b * p->block_steps, sums);
+        UNROLL_VECS for (int half = 0; half < 2; half++) {
+            const ptrdiff_t group = (v * p->w.groups + b / p->blocks_per_group) * LANES;
+            const ptrdiff_t place = int8_rows_place(&p->x, row + half * AMX_ROWS) + b * X_ROWS;
+            const vf scale = load(e->scales + group), offset = coding == OFFSET ? load(e->offsets + group) : splat(0.0f);
+            const vi zero = coding == ZERO ? load_int(e->zeros + group) : splat_int(0);
+            vf *to = total[v] + half * AMX_ROWS;
+            for (int r = 0; r < AMX_ROWS; r++)
+                to[r] = add_block(to[r], load_int(sums[v][half * AMX_ROWS + r]), coding, scale, zero, offset,
+                                  p->x.scales[place + r], p->x.sums[place + r]);
+        }
+    }
+    for (int v = 0; v < PANEL_VECS; v++) {
+        write_column(&p->w, row, last, e->panel, v, total[v]);
+        write_column(&p->w, row + AMX_ROWS, last, e->panel, v, total[v] + AMX_ROWS);
+    }
+}
+
+INLINE void run_panel(const struct product *p, const int coding, const struct expanded *e, ptrdiff_t first, ptrdiff_t last) {
+    if (p->tiles == WIDE)
+        for (; first < last; first += 2 * AMX_ROWS) run_wide(p, coding, e, first, last);
+    else
+        for (int v = 0; v < PANEL_VECS; v++) run_narrow(p, coding, e, v, first, last);
+}
+
+void int8_tiles_run(const struct product *p, ptrdiff_t panel, ptrdiff_t first, ptrdiff_t last, void *scratch) {
+    struct expanded e = expand_panel(p, panel, scratch);
+    switch (p->coding) {
+        case CENTRED: run_panel(p, CENTRED, &e, first, last); break;
+        case ZERO: run_panel(p, ZERO, &e, first, last); break;
+        case OFFSET: run_panel(p, OFFSET, &e, first, last); break;
+    }
+}
+#endif
+
+/* Tiles take whole steps of 64 or 32 features. */
+void int8_tiles_plan(struct product *p) {
+    p->tiles = NONE;
+#if HAVE_AMX
+    const int one = p->x.blocks == 1;
+    ptrdiff_t block = one ? p->x.stride : p->x.block;
+    if (p->w.rows < MIN_TILE_ROWS || block % 32 || !amx_allowed()) return;
+    p->tiles = one || block > NARROW_BLOCK ? WIDE : NARROW;
+    p->tile_words = block % 64 ? 8 : 16;
+    p->block_steps = block / (4 * p->tile_words);
+    p->steps = (p->w.words * 8 / p->w.bits + p->tile_words - 1) / p->tile_words;
+    p->x.tiled = 1;
+#endif
+}

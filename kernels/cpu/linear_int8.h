@@ -1,0 +1,73 @@
+/* A product with x in 8 bits: what linear_int8.c and int8_tiles.c share. */
+#ifndef TWOFOLD_LINEAR_INT8_H
+#define TWOFOLD_LINEAR_INT8_H
+
+#include "amx.h"
+#include "int8_rows.h"
+#include "linear.h"
+
+/* How codes become weights: (code - zero) * scale with the middle of the codes' range as zero, or with stored zeros, or
+   code * scale + offset. */
+enum coding { CENTRED, ZERO, OFFSET };
+
+/* Whether tile registers multiply, and which of their kernels: for a block's sums in one tile, or in four. */
+enum tiles { NONE, NARROW, WIDE };
+
+struct product {
+    struct linear w;
+    struct int8_rows x;
+    enum coding coding;
+    ptrdiff_t block_words, blocks_per_group; /* words as they are stored */
+    ptrdiff_t chunk, chunks; /* rows of x per piece, pieces */
+    enum tiles tiles;
+    int tile_words;        /* words of bytes that tiles take at a time, */
+    ptrdiff_t block_steps; /* so many times for each block, */
+    ptrdiff_t steps;       /* and in all; the last step may reach beyond K, where x's codes are 0 */
+};
+
+#define UNROLL_VECS _Pragma("GCC unroll 4") for (int v = 0; v < PANEL_VECS; v++)
+
+static inline ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
+
+/* total += one block of one row: the sum of its products, scaled. */
+INLINE vf add_block(vf total, vi sum, const int coding, vf scale, vi zero, vf offset, float x_scale, int32_t x_sum) {
+    if (coding == ZERO) sum -= zero * splat_int(x_sum);
+    total += to_float(sum) * (scale * splat(x_scale));
+    if (coding == OFFSET) total += offset * splat(x_scale * (float)x_sum);
+    return total;
+}
+
+/* A panel's codes as bytes, `centre` less: vector v of word k at out + k * step + v * apart. */
+INLINE void expand_bits(const struct linear *w, const int bits, const int32_t *codes, int centre, int32_t *out, ptrdiff_t step,
+                        ptrdiff_t apart) {
+    typedef uint8_t bytes __attribute__((vector_size(VEC_BYTES)));
+    const bytes less = (uint8_t)centre - (bytes){0};
+    for (ptrdiff_t word = 0; word < w->words; word++, codes += PANEL)
+        for (int j = 0; j < 8 / bits; j++, out += step)
+            UNROLL_VECS {
+                vi part = load_int(codes + v * LANES);
+                if (bits < 8) part = (part >> (bits * j)) & splat_int(((1 << bits) - 1) * 0x01010101);
+                part = (vi)((bytes)part - less);
+                memcpy(out + v * apart, &part, sizeof part);
+            }
+}
+
+static inline void expand(const struct linear *w, const int32_t *codes, int centre, int32_t *out, ptrdiff_t step, ptrdiff_t apart) {
+    switch (w->bits) {
+        case 2: expand_bits(w, 2, codes, centre, out, step, apart); break;
+        case 4: expand_bits(w, 4, codes, centre, out, step, apart); break;
+        case 8: expand_bits(w, 8, codes, centre, out, step, apart); break;
+    }
+}
+
+/* Choose p's tiles; NONE where there are none or vectors are faster. With tiles x's rows come in tiles, too. */
+void int8_tiles_plan(struct product *p);
+
+#if HAVE_AMX
+/* Bytes of a thread's scratch. */
+size_t int8_tiles_scratch(const struct product *p);
+
+/* Rows first..last-1 of a panel. The thread has called amx_configure(p->tile_words). */
+void int8_tiles_run(const struct product *p, ptrdiff_t panel, ptrdiff_t first, ptrdiff_t last, void *scratch);
+#endif
+#endif

@@ -16,8 +16,8 @@
 
 /* Rows of x per piece of work: many enough to pay for decoding a panel, few enough to share out a prompt evenly. */
 #define ROW_CHUNK (TILE_ROWS * 16)
-/* Multiplications that are worth claiming by themselves, some microseconds. */
-#define PIECE_WORK (1 << 15)
+/* Weights that are worth claiming by themselves, per FUSED_ROWS rows: some microseconds. */
+#define PIECE_WORK (1 << 16)
 
 int twofold_panel_width(void) { return PANEL; }
 
@@ -329,12 +329,14 @@ ptrdiff_t linear_num_items(const struct linear *p) {
 }
 
 ptrdiff_t linear_item_grain(const struct linear *p) {
-    return team_grain(PIECE_WORK, smaller(p->rows, ROW_CHUNK) * p->in_features * p->piece_panels * PANEL);
+    ptrdiff_t tiles = (smaller(p->rows, ROW_CHUNK) + FUSED_ROWS - 1) / FUSED_ROWS;
+    return team_grain(PIECE_WORK, tiles * p->in_features * p->piece_panels * PANEL);
 }
 
 static void run(struct linear *p) {
     p->piece_panels = linear_piece(linear_grid(p));
-    team_run(linear_run_items, p, linear_num_items(p), linear_item_grain(p));
+    ptrdiff_t items = linear_num_items(p);
+    team_run(linear_run_items, p, items, team_even_grain(items, linear_item_grain(p)));
 }
 
 void twofold_linear_dense(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,

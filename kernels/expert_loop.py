@@ -31,14 +31,19 @@ class LoopedExperts:
 
 
 # Linear candidates whose panels the C kernel reads for all experts at once.
-IN_C = ("c_dense_float32", "c_low_bit_float32", "c_low_bit_rounded", "c_small_floats", "c_dense_dequantized")
-# Linear candidates of which a loop over experts would be slower than what stands behind them.
-WITHOUT_EXPERTS = ("c_int8_activations",)
+IN_C = (
+    "c_dense_float32",
+    "c_int8_activations",
+    "c_low_bit_float32",
+    "c_low_bit_rounded",
+    "c_small_floats",
+    "c_dense_dequantized",
+)
 
 
 def register_expert_loops(registry: Registry, spec: DeviceSpec) -> None:
     """Append an ``expert_linear`` candidate for every linear one registered so far that has none, in their order."""
-    taken = {candidate.name for candidate in registry.candidates("expert_linear")} | set(WITHOUT_EXPERTS)
+    taken = {candidate.name for candidate in registry.candidates("expert_linear")}
     for linear in registry.candidates("linear"):
         if linear.name not in taken:
             registry.register(_candidate(linear, spec))

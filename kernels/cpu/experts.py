@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...quant.canonical import CanonicalWeight
 from .library import functions
+from .linear_int8 import Int8Panels, sizes_with, workspace
 from .panels import DensePanels, LowBitPanels
 from .rounding import RoundedPanels, sizes_of
 
@@ -30,6 +31,15 @@ class InputRounding:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Int8Inputs:
+    """Inputs in 8 bits: ``sizes`` as of ``Int8Panels``, the stored scale of each expert [E] or 0, and ``row_bytes``."""
+
+    sizes: ctypes.Array[ctypes.c_ssize_t]
+    scales: ctypes.Array[ctypes.c_float]
+    row_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ExpertPanels:
     """``weights`` keeps the panels alive that ``tensors`` points to, [E] of (floats or codes, scales, zeros, offsets,
     perm)."""
@@ -44,25 +54,38 @@ class ExpertPanels:
     bits: int = 0
     scale_type: int = 0
     rounding: InputRounding | None = None
+    int8: Int8Inputs | None = None
+
+
+Prepared = DensePanels | LowBitPanels | RoundedPanels | Int8Panels
 
 
 def prepare(
-    prepare_one: Callable[[CanonicalWeight, torch.dtype], DensePanels | LowBitPanels | RoundedPanels],
+    prepare_one: Callable[[CanonicalWeight, torch.dtype], Prepared],
     weights: Sequence[CanonicalWeight],
     dtype: torch.dtype,
 ) -> ExpertPanels:
     """The experts' weights in panels, each prepared by ``prepare_one`` of a linear candidate."""
     parts = [prepare_one(weight, dtype) for weight in weights]
-    rounded = [part for part in parts if isinstance(part, RoundedPanels)]
-    if not rounded:
-        return of_panels([part for part in parts if not isinstance(part, RoundedPanels)])
-    assert len(rounded) == len(parts), "experts' inputs are rounded alike"
-    rounding = InputRounding(
-        sizes_of(rounded[0].activation),
-        (ctypes.c_float * len(parts))(*(part.scale for part in rounded)),
-        (ctypes.c_float * len(parts))(*(part.zero for part in rounded)),
-    )
-    return replace(of_panels([part.panels for part in rounded]), rounding=rounding)
+    assert len({type(part) for part in parts}) == 1, "experts' inputs are rounded alike"
+    panels = of_panels([part if isinstance(part, DensePanels | LowBitPanels) else part.panels for part in parts])
+    if rounded := [part for part in parts if isinstance(part, RoundedPanels)]:
+        return replace(panels, rounding=_rounding(rounded))
+    if int8 := [part for part in parts if isinstance(part, Int8Panels)]:
+        return replace(panels, int8=_int8_inputs(int8, panels.scale_type))
+    return panels
+
+
+def _rounding(parts: Sequence[RoundedPanels]) -> InputRounding:
+    scales = (ctypes.c_float * len(parts))(*(part.scale for part in parts))
+    zeros = (ctypes.c_float * len(parts))(*(part.zero for part in parts))
+    return InputRounding(sizes_of(parts[0].activation), scales, zeros)
+
+
+def _int8_inputs(parts: Sequence[Int8Panels], scale_type: int) -> Int8Inputs:
+    first = parts[0]
+    scales = (ctypes.c_float * len(parts))(*(part.input_scale for part in parts))
+    return Int8Inputs(sizes_with(first.sizes, scale_type), scales, first.row_bytes)
 
 
 def of_panels(panels: Sequence[DensePanels | LowBitPanels]) -> ExpertPanels:
@@ -125,11 +148,11 @@ def expert_linear(
         experts.bits,
         experts.scale_type,
     )
-    rounding = experts.rounding
+    buffer = workspace(choices, 0 if experts.int8 is None else experts.int8.row_bytes)
     failed = functions.twofold_expert_linear(
         sizes,
         experts.tensors,
-        *((None, None, None) if rounding is None else (rounding.how, rounding.scales, rounding.zeros)),
+        *_inputs(experts, buffer),
         rows.data_ptr(),
         ids.data_ptr(),
         inputs.data_ptr(),
@@ -140,3 +163,12 @@ def expert_linear(
     if failed:
         raise MemoryError(f"no memory to sort {choices} choices of experts")
     return out
+
+
+def _inputs(experts: ExpertPanels, buffer: Tensor) -> tuple[Any, ...]:
+    """What C is told about inputs: how they are rounded, scales, zeros, sizes for 8 bits, and a workspace."""
+    if (int8 := experts.int8) is not None:
+        return None, int8.scales, None, int8.sizes, buffer.data_ptr()
+    if (rounding := experts.rounding) is not None:
+        return rounding.how, rounding.scales, rounding.zeros, None, None
+    return None, None, None, None, None

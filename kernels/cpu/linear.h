@@ -47,4 +47,8 @@ ptrdiff_t linear_item_grain(const struct linear *p);
 
 /* Computes items first..last-1 of the linear at `arg`. */
 void linear_run_items(void *arg, ptrdiff_t first, ptrdiff_t last);
+
+/* A product with x in 8 bits, in linear_int8.c. */
+void twofold_linear_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, const void *const *tensors, const ptrdiff_t *sizes,
+                         float input_scale, void *workspace, const float *bias, float *y);
 #endif

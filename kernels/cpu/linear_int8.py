@@ -93,7 +93,7 @@ def run(x: Tensor, weight: Int8Panels, bias: Tensor | None = None) -> Tensor:
     """x [T,K] float32 -> [T,N]."""
     x, rows = checked_rows(x, bias, weight.panels.in_features)
     y = torch.empty((rows, weight.panels.out_features))
-    workspace = torch.empty(-(-rows // _ROWS) * _ROWS * weight.row_bytes, dtype=torch.uint8)
+    buffer = workspace(rows, weight.row_bytes)
     functions.twofold_linear_int8(
         x.data_ptr(),
         x.stride(0),
@@ -101,11 +101,21 @@ def run(x: Tensor, weight: Int8Panels, bias: Tensor | None = None) -> Tensor:
         weight.tensors,
         weight.sizes,
         weight.input_scale,
-        workspace.data_ptr(),
+        buffer.data_ptr(),
         None if bias is None else bias.data_ptr(),
         y.data_ptr(),
     )
     return y
+
+
+def workspace(rows: int, row_bytes: int) -> Tensor:
+    """What a product of so many rows writes to."""
+    return torch.empty(-(-rows // _ROWS) * _ROWS * row_bytes, dtype=torch.uint8)
+
+
+def sizes_with(sizes: ctypes.Array[ctypes.c_ssize_t], scale_type: int) -> ctypes.Array[ctypes.c_ssize_t]:
+    """The sizes of panels whose scales are of another type."""
+    return _Sizes(*sizes[:-1], scale_type)
 
 
 def input_of(scheme: object) -> Activation:

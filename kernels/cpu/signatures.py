@@ -22,7 +22,7 @@ SIGNATURES: dict[str, list[type]] = {
     "twofold_linear_low_bit": [_P, _N, _N, _N, _N, _P, _P, _P, _P, _I, _N, _N, _N, _I, _P, _P, _N],
     "twofold_round_rows": [_P, _N, _N, _N, _P, _F, _F, _P],
     "twofold_linear_int8": [_P, _N, _N, _P, _P, _F, _P, _P, _P],
-    "twofold_expert_linear": [_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P],
+    "twofold_expert_linear": [_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P],
     "twofold_paged_attention": [_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _F, _F],
     "twofold_draw_tokens": [_P, _N, _N, _N, _P, _P, _P, _P, _P, _P],
     "twofold_edit_logits": [_P, _N, _N, _P, _P, _P, _P, _P, _P, _P],

@@ -9,7 +9,7 @@ import torch
 from expert_cases import expected, random_ids, random_weights
 from int8_cases import integer_weight
 from tolerance import assert_near
-from twofold.kernels.cpu import experts, linear
+from twofold.kernels.cpu import experts, linear, linear_int8
 from twofold.kernels.cpu.library import unavailable
 from twofold.kernels.kernel_set import KernelSet
 from twofold.kernels.problems import ExpertLinearProblem
@@ -93,9 +93,48 @@ def test_lopsided_batches_and_strides() -> None:
 
 
 @pytest.mark.parametrize(
+    "scheme",
+    [
+        PACKED,
+        ACT_ORDER,
+        Offset(4, 32),
+        WeightOnly(2, 32),
+        WeightOnly(3, 32),
+        WeightOnly(8, -1),
+        Int8((1, -1), Activation(Element.INT8)),
+        Int8((-1, -1), Activation(Element.INT8, 0, dynamic=False)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_inputs_in_8_bits_give_what_an_expert_alone_gives(scheme: Scheme, threads: int) -> None:
+    shape, tokens = (72, 320), 61
+    problem = ExpertLinearProblem(
+        scheme=scheme, num_experts=5, top_k=3, in_features=320, out_features=72, dtype=torch.float32
+    )
+    kernels = KernelSet(CpuPlatform().spec, cpu_activations="int8")
+    candidate = kernels.select_candidate("expert_linear", problem)
+    assert candidate.name == "c_int8_activations" and candidate.prepare is not None and candidate.own_threads
+    weights = random_weights(scheme, 5, shape)
+    x, ids = torch.randn(tokens, 320, generator=torch.Generator().manual_seed(1)), random_ids(tokens, 5, 3)
+    ids[7, 1] = -1
+    cpu_threads.set_num_threads(threads)
+    panels = candidate.prepare(weights, torch.float32)
+    result = candidate.run(x, panels, ids)
+    alone = [linear_int8.prepare(weight, torch.float32) for weight in weights]
+    rows = [[linear_int8.run(x[t : t + 1], each)[0] for each in alone] for t in range(tokens)]
+    wanted = torch.stack(
+        [torch.stack([rows[t][e] if e >= 0 else torch.zeros(72) for e in ids[t]]) for t in range(tokens)]
+    )
+    assert torch.equal(result, wanted)
+    assert torch.equal(candidate.run(x[:4], panels, ids[:4]), result[:4])
+
+
+@pytest.mark.parametrize(
     ("scheme", "name"),
     [
         (DENSE, "c_dense_float32"),
+        (Int8((1, -1), Activation(Element.INT8)), "c_int8_activations"),
         (PACKED, "c_low_bit_float32"),
         (Fp8((1, -1)), "c_small_floats"),
         (Int8((1, -1), Activation(Element.INT8, 0, False, False), symmetric=False), "c_low_bit_rounded"),

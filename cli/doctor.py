@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 1 when a kernel is wrong, the device cannot be used or the model not be served."""
+    """Print the report; 1 when a kernel is wrong, the device cannot be used or the model not be served. ConfigError for
+    wrong options."""
     if args.model is not None:
         report = make_model_report(args)
         print(json.dumps(report, indent=2) if args.json else render_model(report))
@@ -113,6 +114,8 @@ def make_model_report(args: argparse.Namespace) -> dict[str, Any]:
         select_sampling(kernels, min(survey.model.config.vocab_size, vocabulary_size(files)))
         report |= {"format": survey.format_name, "kernels": kernels.report()}
         report |= {"weight_bytes": survey.model.weight_bytes, "memory_bytes": survey.model.memory_bytes}
+    except ConfigError:
+        raise  # What was asked for is wrong, and so it is for every command.
     except TwofoldError as error:
         report["problems"].append(str(error))
     return report

@@ -12,6 +12,7 @@ from .arch_table import AMD_ARCHES, NVIDIA_ARCHES, amd_facts, nvidia_facts
 from .spec import DeviceSpec
 
 _HALF = (torch.float16, torch.bfloat16)
+_GFX = re.compile(r"gfx[0-9a-f]{3,4}(?::|$)")
 _SM = re.compile(r"sm_([0-9]+)([0-9])a?\Z")
 
 
@@ -21,7 +22,7 @@ def spec_of_arch(arch: str, memory_bytes: int = 0) -> DeviceSpec:
     ConfigError for a name that is none, with the closest; UnsupportedError for an architecture that is not served.
     """
     match = _SM.match(arch)
-    if match is None and not arch.startswith("gfx"):
+    if match is None and _GFX.match(arch) is None:
         raise ConfigError(f"arch is {arch!r}; write a GPU architecture such as gfx942, gfx1201, sm_80 or sm_90")
     facts = amd_facts(arch) if match is None else nvidia_facts(int(match[1]), int(match[2]))
     if facts.arch not in AMD_ARCHES + NVIDIA_ARCHES:

@@ -14,11 +14,23 @@ from expert_cases import expected, random_ids, random_weights
 from int8_cases import eight_bit_weight, expected_product, integer_weight
 from kv_codes import DTYPES, codes_of, in_codes, scales_of
 from sampling_cases import check_ugly, random_edits
+from small_float_cases import SCHEMES, weight_of
 from twofold.kernels import reference
-from twofold.kernels.cpu import attention, elementwise, experts, library, linear, linear_int8, sampling
+from twofold.kernels.cpu import (
+    attention,
+    elementwise,
+    experts,
+    library,
+    linear,
+    linear_int8,
+    linear_rounded,
+    rounding,
+    sampling,
+    small_floats,
+)
 from twofold.platforms import cpu_threads
 from twofold.quant.canonical import DenseWeight, PackedWeight, dequantize, pack
-from twofold.quant.scheme import Activation, Dense, Element, Int8, Offset, WeightOnly
+from twofold.quant.scheme import Activation, Dense, Element, Fp8, Int8, Offset, WeightOnly
 
 
 def check_linear() -> None:
@@ -66,6 +78,35 @@ def check_int8() -> None:
             expected, size = expected_product(x, weight)
             result = linear_int8.run(x, linear_int8.prepare(weight, torch.float32))
             assert ((result - expected).abs() <= 1e-6 * size).all(), (scheme, rows)
+
+
+def check_small_floats() -> None:
+    for scheme, scales in SCHEMES:
+        for shape in ((1, 7), (45, 170)):
+            weight = weight_of(scheme, scales, shape)
+            prepared = small_floats.prepare(weight, torch.float32)
+            dense = linear.prepare_dense(DenseWeight(dequantize(weight)), torch.float32)
+            for rows in (1, 3, 5, 8, 30):
+                x = torch.randn(rows, shape[1])
+                rounded = x if scheme.activation is None else reference.fake_quantize(x, scheme.activation)
+                assert torch.equal(linear_rounded.run(x, prepared), linear.run_dense(rounded, dense)), (scheme, rows)
+    for how in (Activation(Element.INT8, symmetric=False), Activation(Element.FP4, 32, power_of_two=True)):
+        x = torch.randn(3, 130)
+        assert torch.equal(rounding.round_rows(x, how), reference.fake_quantize(x, how)), how
+
+
+def check_rounding_experts() -> None:
+    x, ids = torch.randn(30, 160), random_ids(30, 5, 2)
+    static = Activation(Element.FP8, 0, dynamic=False)
+    for scheme, module, run in (
+        (Fp8((1, -1), static), small_floats, linear_rounded.run),
+        (WeightOnly(4, 32), linear_int8, linear_int8.run),
+    ):
+        weights = random_weights(scheme, 5, (45, 160))
+        result = experts.expert_linear(x, experts.prepare(module.prepare, weights, torch.float32), ids)
+        for token, choice in ((0, 0), (29, 1)):
+            alone = module.prepare(weights[int(ids[token, choice])], torch.float32)
+            assert torch.equal(result[token, choice], run(x[token : token + 1], alone)[0]), scheme
 
 
 def check_experts() -> None:
@@ -147,6 +188,8 @@ def main(path: str) -> None:
     check_linear()
     check_int8()
     check_experts()
+    check_small_floats()
+    check_rounding_experts()
     check_attention()
     check_eight_bit_cache()
     check_elementwise()

@@ -220,6 +220,7 @@ void twofold_linear_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, con
     p.w.y = y;
     p.w.y_stride = sizes[OUT_FEATURES];
     int8_tiles_plan(&p);
+    if (!p.x.tiled) p.x.capacity = rows; /* scales of one row lie side by side, in few lines for other cores to fetch */
     struct int8_input input = {.x = x, .x_stride = x_stride, .rows = rows, .columns = sizes[IN_FEATURES], .perm = tensors[PERM],
                                .group = sizes[INPUT_GROUP], .scale = input_scale, .bits = p.w.bits,
                                .factor = p.coding != CENTRED ? 1 : p.tiles ? 0 : -(1 << (p.w.bits - 1))};

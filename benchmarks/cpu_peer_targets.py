@@ -76,12 +76,11 @@ def _against_peers(kept: dict[str, Any], target: Target) -> list[list[str]]:
         return [[title, _shown(target.workload, key, ours), "not measured", "-", f"{target.ratio}x", "not known"]]
     lines = [_compared(title, target.workload, key, ours, theirs, target.ratio)]
     if target.workload.startswith("w3") and target.ratio > 1:
-        pair = []
-        for name, _ in (ours, theirs):
-            late = figure(kept["peers"][name], target.workload, "itl_p99_ms")
-            assert late is not None
-            pair.append((name, late))
-        lines.append(_compared("its p99 between tokens", target.workload, "itl_p99_ms", *pair, 1.0))
+        mine, its = (figure(kept["peers"][name], target.workload, "itl_p99_ms") for name, _ in (ours, theirs))
+        assert mine and its, "kept with the same run"
+        lines.append(
+            _compared("its p99 between tokens", target.workload, "itl_p99_ms", (ours[0], mine), (theirs[0], its), 1.0)
+        )
     return lines
 
 

@@ -103,7 +103,7 @@ def units(workloads: list[str]) -> list[tuple[str, ...]]:
     """Workloads in the order of measuring; the warm one needs the cold one just before."""
     if unknown := set(workloads) - set(NAMES):
         raise SystemExit(f"unknown workload {', '.join(unknown)}; there are {', '.join(NAMES)}")
-    found = [(name,) for name in workloads if name not in ("w4", "w4warm")]
+    found: list[tuple[str, ...]] = [(name,) for name in workloads if name not in ("w4", "w4warm")]
     if "w4warm" in workloads:
         return [*found, ("w4", "w4warm")]
     return [*found, ("w4",)] if "w4" in workloads else found

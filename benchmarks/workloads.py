@@ -64,7 +64,7 @@ class WorkloadMaker:
         if name in ("w3c8", "w3c32"):
             shapes = random.Random("w3")
             lengths = [(shapes.randint(64, 256), shapes.randint(16, 128)) for _ in range(self._small(32))]
-            requests = [self._request(rng, *(number // self._shorter for number in pair)) for pair in lengths]
+            requests = [self._request(rng, ins // self._shorter, outs // self._shorter) for ins, outs in lengths]
             return Workload(name, requests, int(name[3:]))
         if name in ("w4", "w4warm"):
             prefix, own = self._cut(rng, 512 // self._shorter), 32 // self._shorter

@@ -59,6 +59,7 @@ class CpuPlatform(Platform):
         self._plan = plan = thread_plan(num_threads)
         cpu_threads.set_num_threads(plan.num_threads)
         cpu_threads.spread_over(plan.nodes)
+        cpu_threads.keep_thread_to(plan.home)
         # torch's workers would inherit the CPU of the thread that starts them.
         cpu_threads.set_team_cpus(*(((), ()) if torch_too else (plan.team, plan.rest)))
         torch.set_num_threads(plan.num_threads if torch_too else 1)

@@ -24,7 +24,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class CpuTopology:
-    """``cores`` in the order of their first CPUs. ``node_free``: bytes of memory to be had, by the nodes of the cores."""
+    """``cores`` in the order of their first CPUs. ``node_free``: bytes to be had, by the cores' nodes."""
 
     cores: tuple[Core, ...]
     node_free: Mapping[int, int]

@@ -1,7 +1,8 @@
 """ThreadPlan: how many threads compute, on which CPUs, and which CPUs are for the rest of the program.
 
 A thread that is tied to a CPU cannot flee from a process that comes to work there. So threads are tied only where the
-rest of the server has CPUs of its own, and where no quota makes the CPUs a pool of time.
+rest of the server has CPUs of its own, where no quota makes the CPUs a pool of time, and where all cores are taken: two
+servers of a few threads each would choose the same ones.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from .cpu_topology import Core, CpuTopology
 class ThreadPlan:
     """``team``: the CPU of each computing thread, the caller's first; empty: none is tied, for the reason ``free``.
 
-    ``rest``: CPUs for everything else (empty: any). ``nodes``: memory nodes over which weights are spread (empty: they
-    lie where they are first written). ``num_cores`` is what this process may use.
+    ``rest``: CPUs for everything else (empty: any). ``home``: CPUs of the memory node that threads which are not tied
+    keep to (empty: any). ``nodes``: memory nodes over which weights are spread (empty: they lie where they are first
+    written). ``num_cores`` is what this process may use.
     """
 
     num_threads: int
     num_cores: int
     team: tuple[int, ...] = ()
     rest: frozenset[int] = frozenset()
+    home: frozenset[int] = frozenset()
     nodes: tuple[int, ...] = ()
     free: str = ""
 
@@ -31,7 +34,8 @@ class ThreadPlan:
         if self.team:
             where = f"tied to CPUs {_ranges(self.team)}, the rest of the server to {_ranges(self.rest)}"
         else:
-            where = f"not tied to CPUs: {self.free}"
+            kept = f", but kept to {_ranges(self.home)}" if self.home else ""
+            where = f"not tied to CPUs{kept}: {self.free}"
         spread = f"; weights spread over memory nodes {_ranges(self.nodes)}" if self.nodes else ""
         return where + spread
 
@@ -47,20 +51,25 @@ def plan_threads(
 ) -> ThreadPlan:
     """Plan for ``num_threads`` (None: one for each usable core) under a ``quota`` of CPUs' worth of time.
 
-    ``pin``: ``on`` ties threads even where nothing is left for the rest, ``off`` never does. A team that fits on one
-    memory node gets the one with most free memory, tied or not at all.
+    ``pin``: ``on`` ties threads wherever there are cores for them, ``off`` never does. A team that fits on one memory
+    node stays on the one with most free memory.
     """
     num_cores = usable_cores(topology, quota)
     count = num_threads or num_cores
     cores = _choose(topology, count)
     rest = topology.cpus - {core.cpus[0] for core in cores}
+    used = tuple(sorted({core.node for core in cores}))
     free = _why_free(topology, quota, count, rest, pin)
-    spread = topology.nodes if free else tuple(sorted({core.node for core in cores}))
-    nodes = spread if len(spread) > 1 else ()
-    if free:
-        return ThreadPlan(num_threads=count, num_cores=num_cores, nodes=nodes, free=free)
-    team = tuple(core.cpus[0] for core in cores)
-    return ThreadPlan(num_threads=count, num_cores=num_cores, team=team, rest=rest or topology.cpus, nodes=nodes)
+    if not free:
+        team = tuple(core.cpus[0] for core in cores)
+        nodes = used if len(used) > 1 else ()
+        return ThreadPlan(num_threads=count, num_cores=num_cores, team=team, rest=rest or topology.cpus, nodes=nodes)
+    several = len(topology.nodes) > 1
+    home = frozenset[int]()
+    if several and len(used) == 1 and count <= len(cores) and pin != "off":
+        home = frozenset(cpu for core in topology.cores if core.node == used[0] for cpu in core.cpus)
+    nodes = topology.nodes if several and not home else ()
+    return ThreadPlan(num_threads=count, num_cores=num_cores, home=home, nodes=nodes, free=free)
 
 
 def _choose(topology: CpuTopology, count: int) -> tuple[Core, ...]:
@@ -83,6 +92,8 @@ def _why_free(topology: CpuTopology, quota: float | None, count: int, rest: froz
         return ""
     if quota is not None and quota < len(topology.cpus):
         return f"the container grants {quota:g} of {len(topology.cpus)} CPUs' time"
+    if count < len(topology.fast_cores):
+        return f"they are fewer than the {len(topology.fast_cores)} cores, which others may use as well"
     if not rest:
         return "they use every CPU, and the server must run as well"
     return ""

@@ -17,7 +17,9 @@ def test_two_cores(tmp_path: Path) -> None:
     assert (plan.num_threads, plan.num_cores, plan.team, plan.nodes) == (2, 2, (), ())
     assert "every CPU" in plan.free and str(plan) == f"not tied to CPUs: {plan.free}"
     one = plan_threads(topology, None, 1)
-    assert (one.team, one.rest) == ((0,), {1})
+    assert (one.team, one.home) == ((), frozenset()) and one.free.startswith("they are fewer than the 2 cores")
+    tied = plan_threads(topology, None, 1, "on")
+    assert (tied.team, tied.rest) == ((0,), {1})
 
 
 def test_two_sockets_with_hyperthreads(tmp_path: Path) -> None:
@@ -34,15 +36,19 @@ def test_two_sockets_with_hyperthreads(tmp_path: Path) -> None:
 def test_a_team_that_fits_stays_on_the_node_with_most_memory(tmp_path: Path) -> None:
     topology = read_topology(range(16), two_sockets(tmp_path))
     plan = plan_threads(topology, None, 3)
-    assert (plan.team, plan.nodes) == ((4, 5, 6), ())
-    assert plan.rest == frozenset(range(16)) - {4, 5, 6}
-    five = plan_threads(topology, None, 5)
+    assert (plan.team, plan.nodes, plan.home) == ((), (), {4, 5, 6, 7, 12, 13, 14, 15})
+    assert str(plan).startswith("not tied to CPUs, but kept to 4-7,12-15: they are fewer than the 8 cores")
+    tied = plan_threads(topology, None, 3, "on")
+    assert (tied.team, tied.nodes) == ((4, 5, 6), ()) and tied.rest == frozenset(range(16)) - {4, 5, 6}
+    five = plan_threads(topology, None, 5, "on")
     assert five.nodes == (0, 1) and set(five.team[:4]) == {4, 5, 6, 7}
+    granted = plan_threads(topology, 4.0)
+    assert (granted.num_threads, granted.team, granted.home) == (4, (), plan.home)
 
 
 def test_a_node_with_too_few_cores_is_passed_over(tmp_path: Path) -> None:
     topology = read_topology({0, 1, 2, 3, 4, 8}, two_sockets(tmp_path))
-    assert plan_threads(topology, None, 2).team == (0, 1)
+    assert plan_threads(topology, None, 2).home == {0, 1, 2, 3, 8}
 
 
 def test_big_and_little_cores(tmp_path: Path) -> None:
@@ -65,8 +71,9 @@ def test_container_with_a_mask_and_part_of_a_cpu(tmp_path: Path) -> None:
 
 
 def test_unpinned_threads_of_two_nodes_still_spread_their_weights(tmp_path: Path) -> None:
-    plan = plan_threads(read_topology(range(16), two_sockets(tmp_path)), 4.0)
-    assert (plan.team, plan.num_threads, plan.nodes) == ((), 4, (0, 1))
+    topology = read_topology(range(16), two_sockets(tmp_path))
+    for plan in (plan_threads(topology, 6.0), plan_threads(topology, None, pin="off"), plan_threads(topology, None, 9)):
+        assert (plan.team, plan.home, plan.nodes) == ((), frozenset(), (0, 1))
 
 
 def test_the_option(tmp_path: Path) -> None:

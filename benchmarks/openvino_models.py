@@ -31,6 +31,7 @@ def from_gguf(file: Path, folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / "model.gguf"
+    link.unlink(missing_ok=True)
     link.symlink_to(file.resolve())
     try:
         openvino_genai.LLMPipeline(str(link), "CPU", enable_save_ov_model=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 
 import httpx
 import pytest
@@ -99,3 +101,30 @@ def test_failed_start_ends_the_process(core: str) -> None:
 def test_port_in_use() -> None:
     with ServerProcess("CountingCore") as server, pytest.raises(ConfigError, match=f"port {server.port}"):
         serve_counting("CountingCore", {"port": server.port})
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs and their masks"
+)
+def test_the_server_stays_off_the_cores_of_the_computing_threads() -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    with ServerProcess("TiedCore") as server:
+        assert post(server, max_tokens=2).status_code == 200
+        own = [os.sched_getaffinity(thread) for thread in threads_of(server.process.pid)]
+        assert len(own) > 1 and all(mask == {cpus[-1]} for mask in own)
+        cores = [child for child in children_of(server.process.pid) if os.sched_getaffinity(child) != set(cpus)]
+        assert [os.sched_getaffinity(core) for core in cores] == [{cpus[0]}]
+        server.signal()
+        assert server.exit_code() == 0
+
+
+def threads_of(process: int) -> list[int]:
+    return [int(thread.name) for thread in Path(f"/proc/{process}/task").iterdir()]
+
+
+def children_of(process: int) -> list[int]:
+    return [int(pid) for thread in threads_of(process) for pid in _children(process, thread)]
+
+
+def _children(process: int, thread: int) -> list[str]:
+    return Path(f"/proc/{process}/task/{thread}/children").read_text().split()

@@ -9,10 +9,12 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from twofold.engine.config import EngineConfig
 from twofold.engine.messages import AbortRequest, EngineInfo, EngineRequest, EngineStats, TokenOutput
 from twofold.errors import ConfigError, ContextLengthError
+from twofold.platforms import cpu_threads
 
 VOCAB_SIZE = 256
 MAX_MODEL_LEN = 4096
@@ -116,6 +118,18 @@ class SlowCore(CountingCore):
     """20 ms a step."""
 
     step_seconds = 0.02
+
+
+class TiedCore(CountingCore):
+    """Its computing thread is tied to the first CPU; the rest belongs on the last."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        cpus = sorted(os.sched_getaffinity(0))
+        cpu_threads.set_team_cpus((cpus[0],), rest=(cpus[-1],))
+
+    def info(self) -> EngineInfo:
+        return replace(super().info(), rest_cpus=list(cpu_threads.rest_cpus()))
 
 
 class HangingCore(CountingCore):

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import torch
+from resident_pages import resident_kib
 from safetensors.torch import load_file, save_file
 from twofold.engine.sources import ModelFiles
 from twofold.engine.weights import open_checkpoint
 from twofold.engine.weights.file_pages import rows_at_once
-
-
-def resident_kib(path: Path) -> int:
-    """KiB of a mapped file in this process's memory, as the kernel counts them."""
-    found, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            inside = line.endswith(str(path))
-        elif inside and line.startswith("Rss:"):
-            found += int(line.split()[1])
-    return found
 
 
 def test_mapped_tensors_come_back(tmp_path: Path) -> None:

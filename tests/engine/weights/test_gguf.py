@@ -13,6 +13,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFEndian, GGUFReader, GGUFWriter, dequantize, quantize
 from gguf_files import permute, write_gguf
 from paged_runner import load, logits_of
+from resident_pages import resident_kib
 from safetensors.torch import load_file
 from tiny_models import judge, judge_logits
 from twofold.engine.model_config import load_model_config, raw_config
@@ -271,18 +272,13 @@ def test_pages_that_were_used_leave_the_process_and_come_back(tiny_model: TinyMo
     file = GgufFile(path)
     name = max(file.tensors, key=lambda name: file.tensors[name].n_bytes)
     before = file.read(name)
-    assert _resident_kib(path) > 0
+    assert resident_kib(path) > 0
     file.let_go_all()
-    assert _resident_kib(path) == 0
+    assert resident_kib(path) == 0
     np.testing.assert_array_equal(file.read(name), before)
 
 
-def _resident_kib(path: Path) -> int:
-    """KiB of a mapped file in this process's memory, as the kernel counts them."""
-    found, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            inside = line.endswith(str(path))
-        elif inside and line.startswith("Rss:"):
-            found += int(line.split()[1])
-    return found
+def test_a_loaded_model_holds_no_page_of_its_file(tiny_model: TinyModel, tmp_path: Path) -> None:
+    path = write_gguf(tiny_model("llama-tied"), tmp_path / "model.gguf", "llama", quantization="Q8_0")
+    model = load(path)
+    assert model.memory_bytes > 0 and resident_kib(path) == 0

@@ -6,6 +6,8 @@ import errno
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,28 @@ def test_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.returncode == 2 and result.stdout == ""
     levels = "DEBUG, INFO, WARNING, ERROR, CRITICAL"
     assert result.stderr == f"twofold: TWOFOLD_LOG_LEVEL is 'FOO'; it must be one of {levels}\n"
+
+
+def test_one_at_a_time_has_its_turn(tmp_path: Path) -> None:
+    """Each takes the lock's file away with its turn: who waits for the old file must not work beside a new one."""
+    inside: list[int] = []
+    most: list[int] = []
+
+    def work(number: int) -> None:
+        with storage.turn(tmp_path / "lock", tmp_path / "never"):
+            inside.append(number)
+            most.append(len(inside))
+            time.sleep(0.02)
+            inside.remove(number)
+
+    with ThreadPoolExecutor(5) as pool:
+        list(pool.map(work, range(5)))
+    assert most == [1] * 5 and list(tmp_path.iterdir()) == []
+
+
+def test_nobody_waits_for_a_result_that_is_there(tmp_path: Path) -> None:
+    with storage.turn(tmp_path / "lock", tmp_path / "result"):
+        (tmp_path / "result").touch()
+        with storage.turn(tmp_path / "lock", tmp_path / "result"):
+            assert (tmp_path / "lock").exists()
+    assert not (tmp_path / "lock").exists()

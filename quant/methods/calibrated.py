@@ -195,8 +195,13 @@ class CalibratedLayers:
     def skip(self, plan: LayerPlan, done: LayerWeights) -> None:
         """Pass a layer that was quantized before."""
         index = _number(plan)
-        layer = self._model.load_layer(index)
-        self._originals.update(self._batch, functools.partial(self._model.run, index, layer))
+        layer = original = self._model.load_layer(index)
+        if self._find_scale is not None and self._quantize.needs_originals:
+            # The originals went through the scaled layer, which computes the same and rounds otherwise.
+            original = copy.deepcopy(layer)
+            modules = {self._local(index, name): name for name in plan.quantize}
+            self._scale(index, original, plan, modules, self._find_scale, LayerWeights())
+        self._originals.update(self._batch, functools.partial(self._model.run, index, original))
         for name, tensor in done.changed.items():
             layer.get_parameter(self._local(index, name)).data.copy_(tensor)
         for name, weight in done.quantized.items():

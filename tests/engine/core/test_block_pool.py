@@ -97,3 +97,15 @@ def test_a_key_is_gone_when_its_block_is_handed_out() -> None:
     assert pool.lookup(b"k") == block
     assert pool.allocate(1) == [block]
     assert pool.lookup(b"k") is None and pool.num_cached == 0
+
+
+def test_blocks_that_nobody_can_find_again_are_taken_before_untouched_ones() -> None:
+    """Memory of a block is touched by its first use: what comes and goes must not walk through the whole pool."""
+    pool = BlockPool(100)
+    held = pool.allocate(3)
+    for _ in range(50):
+        blocks = pool.allocate(4)
+        assert set(blocks) == {3, 4, 5, 6}
+        pool.release(blocks)
+    pool.release(held)
+    assert set(pool.allocate(7)) == set(range(7))

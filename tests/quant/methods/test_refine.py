@@ -84,7 +84,7 @@ def test_no_single_code_could_be_better() -> None:
 def test_gptq_is_closer_with_it(order: str) -> None:
     weight, hessian = problem()
     statistics = InputStatistics(112)
-    statistics.add(torch.linalg.cholesky(hessian).T * 112**0.5)
+    statistics.add((torch.linalg.cholesky(hessian).T * 112**0.5).repeat(1000, 1))
     scheme = WeightOnly(3, 16, False)
     without, with_it = (
         quantize_gptq(weight, statistics, scheme, GPTQOptions(order=order, passes=passes)).error for passes in (0, 1)

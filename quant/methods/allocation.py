@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from ...errors import CheckpointError
 from ..calibration.block_model import BlockModel
+from ..canonical import dequantize
 from ..formats import TensorSource
 from ..plan import QuantizePlan, storable, stored_bits
 from ..scheme import Scheme, WeightOnly
-from .gptq import GPTQOptions, inverse_diagonal
+from .gptq import GPTQOptions, inverse_diagonal, quantize_gptq
 from .grid import in_groups, search_grid
 from .sensitivity import LayerSensitivity, layer_sensitivities
+from .statistics import InputStatistics
 
 # (decoder layers measured, decoder layers in all)
 Progress = Callable[[int, int], None]
 # Output features whose rounding stands for those of a whole matrix.
 SAMPLED_ROWS = 64
+# What GPTQ rounds them to, to see how it does on tokens that it has not seen.
+TRIED_BITS, TRIED_GROUP = 4, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,22 +143,49 @@ def _units(
 def _costs(found: LayerSensitivity, first: str, modules: Iterable[str], plan: QuantizePlan) -> dict[Scheme, float]:
     """Predicted nats a token for each scheme.
 
-    GPTQ's error is the sum over columns of squared roundings over the squares of its factor's diagonal.
+    GPTQ's error is the sum over columns of squared roundings over the squares of its factor's diagonal. That holds for
+    the tokens that the factor is made from. On others it is larger, several times so for inputs as wide as there are
+    tokens: GPTQ rounds some rows for one scheme, tokens that it has not seen tell by how much, and all costs rise so.
     """
-    hessian = found.statistics[first].hessian
-    diagonal = inverse_diagonal(hessian, GPTQOptions().damping)
+    parts = [_sample(found, name) for name in modules]
+    rows, information = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+    diagonal = inverse_diagonal(found.statistics[first].hessian, GPTQOptions().damping)
     costs: dict[Scheme, float] = {}
-    for name in modules:
-        every = -(-found.weights[name].shape[0] // SAMPLED_ROWS)
-        rows = found.weights[name][::every]
-        information = found.information[name]
-        share = float(information.sum() / information[::every].sum().clamp(min=1e-30))
-        for scheme in plan.spec.schemes:
-            assert isinstance(scheme, WeightOnly), f"{scheme} has no bits to choose"
-            errors = (_nearest(rows, scheme) - rows).square() @ diagonal
-            cost = 0.5 * share * float((errors * information[::every]).sum())
-            costs[scheme] = costs.get(scheme, 0.0) + cost
+    for scheme in plan.spec.schemes:
+        assert isinstance(scheme, WeightOnly), f"{scheme} has no bits to choose"
+        errors = (_nearest(rows, scheme) - rows).square() @ diagonal
+        costs[scheme] = 0.5 * float((errors * information).sum())
+    tried = WeightOnly(TRIED_BITS, TRIED_GROUP, plan.spec.symmetric)
+    held_out = found.held_out[first]
+    if held_out.num_tokens and costs[tried] > 0:
+        factor = _measured(rows, information, tried, found.statistics[first], held_out, first) / costs[tried]
+        costs = {scheme: factor * cost for scheme, cost in costs.items()}
     return costs
+
+
+def _sample(found: LayerSensitivity, name: str) -> tuple[Tensor, Tensor]:
+    """Rows of a weight, and the information at their outputs that stands for that of all rows."""
+    every = -(-found.weights[name].shape[0] // SAMPLED_ROWS)
+    information = found.information[name]
+    share = information.sum() / information[::every].sum().clamp(min=1e-30)
+    return found.weights[name][::every], information[::every] * share
+
+
+def _measured(
+    rows: Tensor,
+    information: Tensor,
+    scheme: WeightOnly,
+    statistics: InputStatistics,
+    held_out: InputStatistics,
+    name: str,
+) -> float:
+    """Nats a token that ``rows`` cost on tokens ``held_out`` after GPTQ has rounded them."""
+    try:
+        outcome = quantize_gptq(rows, statistics, scheme, GPTQOptions(order="static"))
+    except ValueError as error:
+        raise CheckpointError(f"{name}: {error}") from None
+    missed = dequantize(outcome.weight).to(rows) - rows
+    return 0.5 * float((((missed @ held_out.hessian) * missed).sum(1) * information).sum())
 
 
 def _nearest(weight: Tensor, scheme: WeightOnly) -> Tensor:

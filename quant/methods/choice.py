@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .scaling import FindScale
 
 # Tokens that ``auto`` measures on.
-MEASURED_TOKENS = 2048
+MEASURED_TOKENS = 4096
 
 
 def layer_method(

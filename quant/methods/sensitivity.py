@@ -6,6 +6,7 @@ the gradients of log-probabilities of tokens drawn from the model's own distribu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,8 @@ from .statistics import InputStatistics
 # Tokens whose logits are in memory at once.
 CHUNK = 256
 SEED = 0
+# Part of the tokens that statistics are taken from; the rest judges what was fitted to them.
+FITTED_SHARE = 0.75
 
 
 @dataclass(slots=True)
@@ -27,7 +30,8 @@ class LayerSensitivity:
     """What is known of one decoder layer.
 
     ``weights``     of its modules, [N, K], by their names within the layer.
-    ``groups``      of modules that read one input, and ``statistics`` of it by the group's first module.
+    ``groups``      of modules that read one input, and ``statistics`` of it by the group's first module;
+                    ``held_out`` are those of the tokens that these have not seen.
     ``information`` of each module, float32 [N]: the mean over tokens of squared gradients at its output, times the
                     share of tokens that reach it.
     """
@@ -36,6 +40,7 @@ class LayerSensitivity:
     weights: dict[str, Tensor]
     groups: list[InputGroup]
     statistics: dict[str, InputStatistics]
+    held_out: dict[str, InputStatistics]
     information: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -80,11 +85,17 @@ def _backward(
     groups = [group for stage in stages(names) for group in stage]
     linears = {name: layer.get_submodule(name) for name in names}
     weights = {name: layer.get_parameter(f"{name}.weight").data for name in names}
-    statistics = {group.first: InputStatistics(weights[group.first].shape[1], model.device) for group in groups}
+    statistics, held_out = (
+        {group.first: InputStatistics(weights[group.first].shape[1], model.device) for group in groups}
+        for _ in range(2)
+    )
     squares = {name: torch.zeros(weight.shape[0], device=model.device) for name, weight in weights.items()}
 
     def note(group: InputGroup, x: Tensor) -> None:
-        statistics[group.first].add(x.detach())
+        tokens = x.detach().flatten(0, -2)
+        fitted = math.ceil(len(tokens) * FITTED_SHARE)
+        statistics[group.first].add(tokens[:fitted])
+        held_out[group.first].add(tokens[fitted:])
 
     passed = []
     with observed(layer, groups, note), _squared_gradients(linears, squares):
@@ -96,7 +107,7 @@ def _backward(
             passed.append(x.grad[0])
     num_tokens = hidden.shape[0] * hidden.shape[1]
     information = {name: square / num_tokens for name, square in squares.items()}
-    return LayerSensitivity(index, weights, groups, statistics, information), torch.stack(passed)
+    return LayerSensitivity(index, weights, groups, statistics, held_out, information), torch.stack(passed)
 
 
 class _squared_gradients:

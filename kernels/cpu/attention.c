@@ -215,8 +215,10 @@ static void soften(const struct attention *p, const struct scratch *s, float *sc
     for (int i = 0; i < columns; i += LANES) {
         vf score = load(scores + i) * load(s->score_factor + i);
         if (p->soft_cap != 0.0f) score = capped(score, p->soft_cap);
-        vi column = lane + splat_int(i);
-        score = choose((column >= splat_int(first)) & (column < splat_int(last)), score, splat(-INFINITY));
+        if (i < first || i + LANES > last) {
+            vi column = lane + splat_int(i);
+            score = choose((column >= splat_int(first)) & (column < splat_int(last)), score, splat(-INFINITY));
+        }
         store(scores + i, score);
         peak = vmax(score, peak);
     }
@@ -228,7 +230,7 @@ static void soften(const struct attention *p, const struct scratch *s, float *sc
         store(scores + i, weight * load(s->weight_factor + i));
         part += weight;
     }
-    float fade = *largest == -INFINITY ? 0.0f : expf(*largest - top);
+    float fade = *largest == -INFINITY ? 0.0f : *largest == top ? 1.0f : expf(*largest - top);
     *total = *total * fade + sum_lanes(part);
     *largest = top;
     if (fade == 1.0f) return;

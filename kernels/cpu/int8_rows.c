@@ -54,11 +54,7 @@ INLINE float scale_of(const float *x, ptrdiff_t count) {
         vf value = load(x + k);
         largest = vmax(largest, vmax(value, -value));
     }
-#if defined(__AVX512F__)
-    float amax = _mm512_reduce_max_ps((__m512)largest);
-#else
     float amax = max_lanes(largest);
-#endif
     return (amax > SMALLEST_AMAX ? amax : SMALLEST_AMAX) / HALF_SPAN;
 }
 

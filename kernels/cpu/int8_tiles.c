@@ -11,6 +11,8 @@
 #define MIN_TILE_ROWS 9
 /* Up to so many features a block is one step. */
 #define NARROW_BLOCK 64
+/* Bytes of a row, of which a panel and AMX_ROWS fit 48 KiB with what else passes through. */
+#define SHORT_ROW 640
 #define TILE_BYTES (AMX_ROWS * X_TILE)
 
 #define UNROLL_TILE _Pragma("GCC unroll 16") for (int r = 0; r < AMX_ROWS; r++)
@@ -87,9 +89,22 @@ struct feed {
     ptrdiff_t left, near, far; /* blocks of the row; bytes to the next of x, and from there to the one behind it */
 };
 
-static struct feed row_start(const struct product *p, const struct expanded *e, const int v, ptrdiff_t row) {
+/* A vector of a panel and AMX_ROWS rows. */
+struct spot {
+    ptrdiff_t row;
+    int v;
+};
+
+/* Where the panel and a set of rows fit the L1 cache all vectors of the panel follow for the same rows, and write their parts of y
+   side by side; else a vector stays for all rows. */
+static struct spot spot_at(const struct product *p, ptrdiff_t first, ptrdiff_t sets, ptrdiff_t index) {
+    if (p->x.stride <= SHORT_ROW) return (struct spot){first + index / PANEL_VECS * AMX_ROWS, (int)(index % PANEL_VECS)};
+    return (struct spot){first + index % sets * AMX_ROWS, (int)(index / sets)};
+}
+
+static struct feed feed_at(const struct product *p, const struct expanded *e, struct spot at) {
     const ptrdiff_t near = p->tile_words == 8 ? X_TILE / 2 : TILE_BYTES;
-    return (struct feed){p->x.codes + row * p->x.stride, e->codes + v * e->words * LANES, p->x.blocks, near,
+    return (struct feed){p->x.codes + at.row * p->x.stride, e->codes + at.v * e->words * LANES, p->x.blocks, near,
                          p->tile_words == 8 ? TILE_BYTES - near : near};
 }
 
@@ -105,24 +120,25 @@ INLINE void multiply_block(struct feed *f, const int coding, ptrdiff_t words, in
     f->left--;
 }
 
-/* One vector of a panel and rows first..last-1. */
-INLINE void run_narrow(const struct product *p, const int coding, const struct expanded *e, const int v, ptrdiff_t first,
-                       ptrdiff_t last) {
-    const ptrdiff_t place = v * p->w.groups * LANES, words = p->tile_words * LANES;
-    const ptrdiff_t blocks = p->x.blocks, per_group = p->blocks_per_group;
+/* A panel and rows first..last-1. */
+INLINE void run_narrow(const struct product *p, const int coding, const struct expanded *e, ptrdiff_t first, ptrdiff_t last) {
+    const ptrdiff_t blocks = p->x.blocks, per_group = p->blocks_per_group, words = p->tile_words * LANES;
+    const ptrdiff_t sets = (last - first + AMX_ROWS - 1) / AMX_ROWS, spots = sets * PANEL_VECS;
     _Alignas(64) int32_t sums[2][AMX_ROWS][LANES];
     int32_t(*now)[LANES] = sums[0], (*next)[LANES] = sums[1];
-    struct feed feed = row_start(p, e, v, first);
+    struct feed feed = feed_at(p, e, spot_at(p, first, sets, 0));
     multiply_block(&feed, coding, words, now);
-    for (ptrdiff_t row = first; row < last; row += AMX_ROWS) {
+    for (ptrdiff_t index = 0; index < spots; index++) {
+        const struct spot at = spot_at(p, first, sets, index);
+        const ptrdiff_t place = at.v * p->w.groups * LANES, x_place = int8_rows_place(&p->x, at.row);
         vf total[AMX_ROWS];
         UNROLL_TILE total[r] = splat(0.0f);
-        expect_column(&p->w, row, last, e->panel, v);
-        const float *x_scales = p->x.scales + int8_rows_place(&p->x, row), *scales = e->scales + place, *offsets = e->offsets + place;
-        const int32_t *x_sums = p->x.sums + int8_rows_place(&p->x, row), *zeros = e->zeros + place;
+        expect_column(&p->w, at.row, last, e->panel, at.v);
+        const float *x_scales = p->x.scales + x_place, *scales = e->scales + place, *offsets = e->offsets + place;
+        const int32_t *x_sums = p->x.sums + x_place, *zeros = e->zeros + place;
         for (ptrdiff_t b = 0, left = per_group; b < blocks; b++, x_scales += X_ROWS) {
-            /* Behind the last row's last block comes one in vain. */
-            if (feed.left == 0) feed = row_start(p, e, v, row + AMX_ROWS < last ? row + AMX_ROWS : row);
+            /* Behind the very last block comes one in vain. */
+            if (feed.left == 0) feed = feed_at(p, e, spot_at(p, first, sets, index + 1 < spots ? index + 1 : index));
             multiply_block(&feed, coding, words, next);
             const vf scale = load(scales), offset = coding == OFFSET ? load(offsets) : splat(0.0f);
             const vi zero = coding == ZERO ? load_int(zeros) : splat_int(0);
@@ -136,7 +152,7 @@ INLINE void run_narrow(const struct product *p, const int coding, const struct e
             if (coding == OFFSET) offsets += LANES;
             if (coding == ZERO) zeros += LANES;
         }
-        write_column(&p->w, row, last, e->panel, v, total);
+        write_column(&p->w, at.row, last, e->panel, at.v, total);
     }
 }
 
@@ -194,7 +210,7 @@ INLINE void run_panel(const struct product *p, const int coding, const struct ex
     if (p->tiles == WIDE)
         for (; first < last; first += 2 * AMX_ROWS) run_wide(p, coding, e, first, last);
     else
-        for (int v = 0; v < PANEL_VECS; v++) run_narrow(p, coding, e, v, first, last);
+        run_narrow(p, coding, e, first, last);
 }
 
 void int8_tiles_run(const struct product *p, ptrdiff_t panel, ptrdiff_t first, ptrdiff_t last, void *scratch) {

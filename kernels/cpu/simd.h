@@ -71,20 +71,29 @@ INLINE vf vmin(vf a, vf b) { return -vmax(-a, -b); }
 /* mask's lanes are all ones or all zeros */
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 
+/* Halves are added until one lane is left. */
 INLINE float sum_lanes(vf v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#else
     float lanes[LANES];
     store(lanes, v);
     for (int width = LANES / 2; width > 0; width /= 2)
         for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
     return lanes[0];
+#endif
 }
 
 INLINE float max_lanes(vf v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
     float lanes[LANES];
     store(lanes, v);
     for (int width = LANES / 2; width > 0; width /= 2)
         for (int i = 0; i < width; i++) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
     return lanes[0];
+#endif
 }
 
 /* e^x to about 1 ulp; 0 below -87.3 (minus infinity included), about 2e38 above 88.3. Cephes' expf polynomial. */

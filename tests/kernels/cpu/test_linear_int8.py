@@ -11,7 +11,7 @@ from twofold.kernels.cpu import linear, linear_int8
 from twofold.kernels.cpu.library import unavailable
 from twofold.kernels.kernel_set import KernelSet
 from twofold.kernels.problems import LinearProblem
-from twofold.kernels.reference import quantize_activation, scaled_matmul
+from twofold.kernels.reference import fake_quantize, quantize_activation, scaled_matmul
 from twofold.platforms import cpu_threads
 from twofold.platforms.cpu import CpuPlatform
 from twofold.quant.canonical import CanonicalWeight, EightBitWeight, dequantize
@@ -110,6 +110,8 @@ def test_the_error_of_8_bits_is_bounded() -> None:
         (WeightOnly(8, 16), 320),
         (Int8((1, -1), TOKEN), 1500),
         (Int8((1, 128), TENSOR), 640),
+        (Int8((1, 64), TOKEN, symmetric=False), 704),
+        (Int8((1, 96), TOKEN), 960),
     ],
     ids=str,
 )
@@ -128,6 +130,20 @@ def test_a_row_does_not_depend_on_its_batch_or_on_the_thread_count(scheme: Weigh
                 assert torch.equal(linear_int8.run(x[120 : 120 + rows], prepared), whole[120 : 120 + rows])
     finally:
         cpu_threads.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("rows", [5, 600])
+@pytest.mark.parametrize("group_size", [32, 64, -1])
+def test_codes_are_those_of_a_division(rows: int, group_size: int) -> None:
+    """Times one, a product is the rounded input itself; tenths make many ties."""
+    how = Activation(Element.INT8, group_size)
+    weight = EightBitWeight(Int8((1, -1), how), torch.eye(160).to(torch.int8), torch.ones(160, 1), None, None)
+    generator = torch.Generator().manual_seed(rows)
+    tenths = torch.randint(-1275, 1276, (rows, 160), generator=generator) / 10
+    tenths[::2, ::32] = 127.5
+    for x in (tenths, inputs(rows, 160), inputs(rows, 160) * 1e-34):
+        result = linear_int8.run(x, linear_int8.prepare(weight, torch.float32))
+        assert torch.equal(result, fake_quantize(x, how))
 
 
 @pytest.mark.parametrize("rows", [3, 40])

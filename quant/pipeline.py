@@ -26,6 +26,7 @@ from .canonical import dequantize
 from .checked_model import CheckedModel, check_model
 from .export import check_output, check_space, source_dtype, weight_bytes, write_side_files
 from .fingerprint import content_key
+from .finite import is_finite
 from .formats import Format, detect_format
 from .formats.writers import writer_for
 from .methods.choice import choose_schemes, layer_method
@@ -148,14 +149,14 @@ def _ignore(done: int, total: int) -> None:
 def _finite_weight(checkpoint: Checkpoint, module: str) -> Tensor:
     name = f"{module}.weight"
     weight = checkpoint.get(name).float()
-    if not bool(weight.isfinite().all()):
+    if not is_finite(weight):
         raise CheckpointError(f"{name} in {checkpoint.location(name)} holds NaN or infinity; nothing was written")
     return weight
 
 
 def _finite(tensor: Tensor, name: str) -> Tensor:
     """``tensor``, scales above all: a result that is not finite is never written."""
-    if tensor.is_floating_point() and tensor.itemsize > 1 and not bool(tensor.isfinite().all()):
+    if tensor.is_floating_point() and tensor.itemsize > 1 and not is_finite(tensor):
         raise CheckpointError(f"{name} came out with NaN or infinity; nothing was written. Try another method")
     return tensor
 
@@ -228,7 +229,7 @@ class _Run:
     def _dense(self, name: str, changed: Tensor | None) -> Tensor:
         tensor = self.checkpoint.get(name) if changed is None else changed.to(self.checkpoint.dtype(name))
         stored = tensor.to(stored_dtype(tensor.dtype))
-        if stored.dtype != tensor.dtype and not bool(stored.isfinite().all()):
+        if stored.dtype != tensor.dtype and not is_finite(stored):
             location = self.checkpoint.location(name)
             raise CheckpointError(
                 f"{name} in {location} holds values that float16 cannot; convert the model to bfloat16"

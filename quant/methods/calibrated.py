@@ -18,6 +18,7 @@ from ..calibration.layer_inputs import observed, run_until
 from ..calibration.spec import DEFAULT_MEMORY
 from ..calibration.stages import InputGroup, stages
 from ..canonical import dequantize
+from ..finite import is_finite
 from ..plan import LayerPlan, stored_dtype
 from ..scheme import Scheme
 from .kv_ranges import KVRanges
@@ -163,7 +164,7 @@ class CalibratedLayers:
 
     def _check_finite(self, layer: nn.Module, modules: Mapping[str, str]) -> None:
         for local, name in modules.items():
-            if not bool(_linear(layer, local).weight.isfinite().all()):
+            if not is_finite(_linear(layer, local).weight):
                 where = self._model.checkpoint.location(f"{name}.weight")
                 raise CheckpointError(f"{name}.weight in {where} holds NaN or infinity; nothing was written")
 

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..threads import over_rows
 from .grid import storable_scale
 
 # Columns whose codes are moved before the rest of the matrix hears of it.
 BLOCK = 32
 RIDGE = 1e-6
+# Elements of a part whose scales are fitted at once: products of few features are slow.
+AT_ONCE = 1 << 19
 
 
 @dataclass(slots=True)
@@ -56,31 +59,45 @@ def refine(rounded: Codes, target: Tensor, hessian: Tensor, *, passes: int = 1, 
 def _refit_scales(rounded: Codes, wanted: Tensor, hessian: Tensor, *, positive: bool) -> None:
     """The scales that are best for the codes: one small least-squares problem per output feature."""
     levels = rounded.levels()
-    power, cross = _normal_equations(levels, wanted, hessian, rounded.group_size)
+
+    def scales_of(rows: slice) -> Tensor:
+        return _best_scales(rounded.scales.T[rows], levels[:, rows], wanted[:, rows], hessian, rounded, positive)
+
+    rounded.scales = torch.cat(over_rows(scales_of, levels.shape[1], len(levels), at_once=AT_ONCE)).T.contiguous()
+
+
+def _best_scales(
+    old: Tensor, levels: Tensor, wanted: Tensor, hessian: Tensor, rounded: Codes, positive: bool
+) -> Tensor:
+    """The better of ``old`` [N, G] and the solutions, for some output features."""
+    power, cross = _normal_equations(levels.contiguous(), wanted, hessian, rounded.group_size)
     ridge = power.diagonal(dim1=1, dim2=2).mean(1, keepdim=True) * RIDGE + torch.finfo(power.dtype).tiny
     system = power + torch.diag_embed(ridge.expand(-1, power.shape[1]))
-    old = rounded.scales.T
     solved, info = torch.linalg.solve_ex(system, cross + ridge * old)
     usable = (info == 0)[:, None] & solved.isfinite().all(1, keepdim=True)
     if positive:
         usable = usable & (solved > 0).all(1, keepdim=True)
     new = torch.where(usable, storable_scale(solved), old)
     better = _row_errors(new, power, cross) < _row_errors(old, power, cross)
-    rounded.scales = torch.where(better[:, None], new, old).T.contiguous()
+    return torch.where(better[:, None], new, old)
 
 
 def _normal_equations(levels: Tensor, wanted: Tensor, hessian: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """For scales s of a row, the error is s A s - 2 s b + const: A [N, G, G] and b [N, G]."""
-    count = len(levels)
-    starts = range(0, count, size)
-    cross = torch.stack([(levels[i : i + size] * wanted[i : i + size]).sum(0) for i in starts], 1)
-    power = levels.new_empty(levels.shape[1], len(starts), len(starts))
-    for g, i in enumerate(starts):
+    cross = _group_sums(levels * wanted, size).T
+    upper = levels.new_zeros(cross.shape[1], cross.shape[1], levels.shape[1])
+    for g, i in enumerate(range(0, len(levels), size)):
         spread = hessian[i:, i : i + size] @ levels[i : i + size]
-        spread *= levels[i:]
-        for h, j in enumerate(range(0, count - i, size)):
-            power[:, g, g + h] = power[:, g + h, g] = spread[j : j + size].sum(0)
-    return power, cross
+        upper[g, g:] = _group_sums(spread.mul_(levels[i:]), size)
+    power = upper.permute(2, 0, 1).contiguous()
+    return power + power.triu(1).mT, cross
+
+
+def _group_sums(values: Tensor, size: int) -> Tensor:
+    """Of values [K, N] of columns the sums over each group, [G, N]."""
+    whole = len(values) // size * size
+    sums = values[:whole].unflatten(0, (-1, size)).sum(1) if whole else values.new_empty(0, values.shape[1])
+    return sums if whole == len(values) else torch.cat([sums, values[whole:].sum(0, keepdim=True)])
 
 
 def _row_errors(scales: Tensor, power: Tensor, cross: Tensor) -> Tensor:

@@ -62,71 +62,68 @@ def register_cpu_ops(registry: Registry, *, rounds_inputs: bool = False) -> None
         registry.register(
             Candidate(op=op, name="c_float32", quality=Quality.NATIVE, can_run=can_run, run=run, own_threads=True)
         )
-    registry.register(
-        Candidate(
-            op="linear",
-            name="c_dense_float32",
-            quality=Quality.NATIVE,
-            can_run=_dense,
-            run=linear.run_dense,
-            prepare=linear.prepare_dense,
-            prepared_bytes=linear.dense_bytes,
-            assemble=linear.DenseAssembly,
-            own_threads=True,
+    _register_linear(registry, rounds_inputs)
+
+
+def _register_linear(registry: Registry, rounds_inputs: bool) -> None:
+    """Name, can_run, run, prepare, prepared_bytes and assemble of each product."""
+    int8 = linear_int8.why_not if rounds_inputs else _int8_by_right
+    rows: list[tuple[str, Any, Any, Any, Any, Any]] = [
+        (
+            "c_dense_float32",
+            _dense,
+            linear.run_dense,
+            linear.prepare_dense,
+            linear.dense_bytes,
+            linear.DenseAssembly,
+        ),
+        (
+            "c_int8_activations",
+            int8,
+            linear_int8.run,
+            linear_int8.prepare,
+            linear.low_bit_bytes,
+            linear_int8.Int8Assembly,
+        ),
+        (
+            "c_low_bit_float32",
+            _low_bit,
+            linear.run_low_bit,
+            linear.prepare_low_bit,
+            linear.low_bit_bytes,
+            linear.LowBitAssembly,
+        ),
+        (
+            "c_small_floats",
+            small_floats.why_not,
+            linear_rounded.run,
+            small_floats.prepare,
+            small_floats.num_bytes,
+            small_floats.SmallFloatAssembly,
+        ),
+        (
+            "c_low_bit_rounded",
+            linear_rounded.why_not,
+            linear_rounded.run,
+            linear_rounded.prepare,
+            linear.low_bit_bytes,
+            linear_rounded.RoundedAssembly,
+        ),
+    ]
+    for name, can_run, run, prepare, prepared_bytes, assemble in rows:
+        registry.register(
+            Candidate(
+                op="linear",
+                name=name,
+                quality=Quality.NATIVE,
+                can_run=can_run,
+                run=run,
+                prepare=prepare,
+                prepared_bytes=prepared_bytes,
+                assemble=assemble,
+                own_threads=True,
+            )
         )
-    )
-    registry.register(
-        Candidate(
-            op="linear",
-            name="c_int8_activations",
-            quality=Quality.NATIVE,
-            can_run=linear_int8.why_not if rounds_inputs else _int8_by_right,
-            run=linear_int8.run,
-            prepare=linear_int8.prepare,
-            prepared_bytes=linear.low_bit_bytes,
-            assemble=linear_int8.Int8Assembly,
-            own_threads=True,
-        )
-    )
-    registry.register(
-        Candidate(
-            op="linear",
-            name="c_low_bit_float32",
-            quality=Quality.NATIVE,
-            can_run=_low_bit,
-            run=linear.run_low_bit,
-            prepare=linear.prepare_low_bit,
-            prepared_bytes=linear.low_bit_bytes,
-            assemble=linear.LowBitAssembly,
-            own_threads=True,
-        )
-    )
-    registry.register(
-        Candidate(
-            op="linear",
-            name="c_small_floats",
-            quality=Quality.NATIVE,
-            can_run=small_floats.why_not,
-            run=linear_rounded.run,
-            prepare=small_floats.prepare,
-            prepared_bytes=small_floats.num_bytes,
-            assemble=small_floats.SmallFloatAssembly,
-            own_threads=True,
-        )
-    )
-    registry.register(
-        Candidate(
-            op="linear",
-            name="c_low_bit_rounded",
-            quality=Quality.NATIVE,
-            can_run=linear_rounded.why_not,
-            run=linear_rounded.run,
-            prepare=linear_rounded.prepare,
-            prepared_bytes=linear.low_bit_bytes,
-            assemble=linear_rounded.RoundedAssembly,
-            own_threads=True,
-        )
-    )
 
 
 def _float32(dtype: torch.dtype) -> str | None:

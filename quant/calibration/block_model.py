@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from ...engine.model_config import raw_config
 from ...engine.sources import ModelFiles
 from ...engine.weights.checkpoint import Checkpoint
-from ...errors import UnsupportedError
+from ...errors import CheckpointError, UnsupportedError
+from ..finite import is_finite
 from ..rotation import RotatedCheckpoint
 from .experts import split_experts
 
@@ -26,6 +27,7 @@ _OLDER_EXPERTS = ".block_sparse_moe."
 class BlockModel:
     """Embeds windows, loads decoder layers, and knows what each layer is called with.
 
+    CheckpointError where a tensor that is read holds NaN or infinity.
     UnsupportedError when transformers has no such architecture, or one without a plain stack of layers.
     """
 
@@ -118,7 +120,11 @@ class BlockModel:
         return next(name for name, candidate in self._model.named_modules() if candidate is module)
 
     def _tensor(self, name: str) -> Tensor:
-        return self.checkpoint.get(self.stored_name(name)).to(self.device, torch.float32)
+        stored = self.stored_name(name)
+        tensor = self.checkpoint.get(stored).to(self.device, torch.float32)
+        if not is_finite(tensor):
+            raise CheckpointError(f"{stored} in {self.checkpoint.location(stored)} holds NaN or infinity")
+        return tensor
 
     def stored_name(self, name: str) -> str:
         """The checkpoint's name for one of transformers' (Mixtral's files keep an older one)."""

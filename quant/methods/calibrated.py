@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ...errors import CheckpointError
 from ..calibration.activation_store import ActivationStore
 from ..calibration.block_model import BlockModel
 from ..calibration.halting_passes import HaltingPasses
@@ -18,7 +17,6 @@ from ..calibration.layer_inputs import observed, run_until
 from ..calibration.spec import DEFAULT_MEMORY
 from ..calibration.stages import InputGroup, stages
 from ..canonical import dequantize
-from ..finite import is_finite
 from ..plan import LayerPlan, stored_dtype
 from ..scheme import Scheme
 from .kv_ranges import KVRanges
@@ -92,7 +90,6 @@ class CalibratedLayers:
         original = self._model.load_layer(index)
         layer = copy.deepcopy(original)
         modules = {self._local(index, name): name for name in plan.quantize}
-        self._check_finite(layer, modules)
         order = stages(modules)
         result = LayerWeights()
         if self._find_scale is not None:
@@ -161,12 +158,6 @@ class CalibratedLayers:
             quantize(group, self._no_statistics(layer, group))
         for (start, _), output in zip(batches, passes.outputs, strict=True):
             self._states.put(start, output)
-
-    def _check_finite(self, layer: nn.Module, modules: Mapping[str, str]) -> None:
-        for local, name in modules.items():
-            if not is_finite(_linear(layer, local).weight):
-                where = self._model.checkpoint.location(f"{name}.weight")
-                raise CheckpointError(f"{name}.weight in {where} holds NaN or infinity; nothing was written")
 
     def _scale(
         self,

@@ -1,6 +1,9 @@
-"""Round to nearest in 8 bits: e4m3 with one scale per block from its largest magnitude, int8 with rtn's scales."""
+"""Round to nearest in 8 bits: e4m3 with the best scale for each block, int8 with rtn's scales."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +16,8 @@ from ..scheme import Fp8, Int8, WeightOnly
 from .rtn import quantize_rtn
 
 CODES = torch.float8_e4m3fn
+# Scales of fp8 that are tried, up to twice the smallest one that holds all weights.
+SCALES_PER_BINADE = 8
 
 
 def quantize_eight_bit(weight: Tensor, scheme: Int8 | Fp8, input_scale: Tensor | None = None) -> EightBitWeight:
@@ -25,14 +30,45 @@ def quantize_eight_bit(weight: Tensor, scheme: Int8 | Fp8, input_scale: Tensor |
 
 
 def _fp8(weight: Tensor, scheme: Fp8, input_scale: Tensor | None) -> EightBitWeight:
+    """With the scales of least squared error, from the smallest that cuts no weight off to twice that.
+
+    Steps of a float grow with the number: what a scale decides is where between powers of two the weights lie.
+    """
     values = weight.float()
-    (rows, columns), shape = scheme.resolved_block((weight.shape[0], weight.shape[1])), values.shape
-    padded = F.pad(values, (0, -shape[1] % columns, 0, -shape[0] % rows))
-    largest = padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).abs().amax(dim=(1, 3))
+    blocks = _Blocks(scheme.resolved_block((weight.shape[0], weight.shape[1])), (values.shape[0], values.shape[1]))
+    largest = blocks.reduce(values.abs(), "amax")
+    smallest = torch.where(largest > 0, largest / fp8_max(CODES), 1.0)
+    best, least = smallest, torch.full_like(smallest, torch.inf)
+    for step in range(SCALES_PER_BINADE):
+        scales = smallest * 2.0 ** (step / SCALES_PER_BINADE)
+        spread_scales = blocks.spread(scales)
+        errors = _fp8_codes(values, spread_scales).to(values.dtype).mul_(spread_scales).sub_(values).square_()
+        total = blocks.reduce(errors, "sum")
+        best, least = torch.where(total < least, scales, best), torch.minimum(total, least)
+    return EightBitWeight(scheme, _fp8_codes(values, blocks.spread(best)), best, input_scale=input_scale)
+
+
+def _fp8_codes(values: Tensor, scales: Tensor) -> Tensor:
     limit = fp8_max(CODES)
-    scales = torch.where(largest > 0, largest / limit, 1.0)
-    codes = (values / spread(scales, (rows, columns), (shape[0], shape[1]))).clamp_(-limit, limit)
-    return EightBitWeight(scheme, codes.to(CODES), scales, input_scale=input_scale)
+    return (values / scales).clamp_(-limit, limit).to(CODES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """How blocks of (rows, columns) ``size`` cover a matrix of ``shape``."""
+
+    size: tuple[int, int]
+    shape: tuple[int, int]
+
+    def reduce(self, values: Tensor, how: Literal["amax", "sum"]) -> Tensor:
+        """One number a block, of ``values`` >= 0."""
+        (rows, columns), (height, width) = self.size, self.shape
+        padded = F.pad(values, (0, -width % columns, 0, -height % rows))
+        parts = padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+        return parts.amax(dim=(1, 3)) if how == "amax" else parts.sum(dim=(1, 3))
+
+    def spread(self, values: Tensor) -> Tensor:
+        return spread(values, self.size, self.shape)
 
 
 def _int8(weight: Tensor, scheme: Int8, input_scale: Tensor | None) -> EightBitWeight:

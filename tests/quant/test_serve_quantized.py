@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from gptq_oracle import decode_linear
+from quantized_models import FEW
 from safetensors.torch import load_file, save_file
 from tiny_models import judge, judge_logits
 from twofold import LLM
 from twofold.engine.sources import resolve_model
 from twofold.errors import TwofoldError
-from twofold.quant import quantize_model
+from twofold.quant import ensure, quantize_model
 
 TinyModel = Callable[..., Path]
 VERSIONS = {"gptq": 1, "gptq_v2": 2}
@@ -90,15 +92,35 @@ def test_an_expert_whose_zeros_are_all_the_middle_one(tiny_model: TinyModel, tmp
     assert set(schemes) == {"w4g32 asym"}
 
 
-def test_in_one_step(tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / "cache"))
-    model = str(tiny_model("llama"))
-    quantize_model(model, "rtn:4:32", tmp_path / "quantized")
+@pytest.mark.parametrize(
+    "spec", ["rtn:4:32", "gptq:4:64:sym", "awq:4:128", "smoothquant", "fp8", "fp8:static", "fp8:block", "auto:4.75"]
+)
+def test_in_one_step(
+    tiny_model: TinyModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    spec: str,
+) -> None:
+    """Every method: shown, served like the checkpoint that two steps make, and found again at the second start."""
+    # Results only: compiled kernels stay where they are.
+    monkeypatch.setattr(ensure, "env", SimpleNamespace(cache_dir=lambda: tmp_path / "cache"))
+    model = str(tiny_model("llama", hidden_size=128, intermediate_size=256, num_key_value_heads=4))
+    monkeypatch.setattr(
+        ensure, "quantize_model", lambda *words, **options: quantize_model(*words, **options | {"calibration": FEW})
+    )
+    quantize_model(model, spec, tmp_path / "quantized", calibration=FEW)
+    chat = [{"role": "user", "content": "hello"}]
     with (
         LLM(str(tmp_path / "quantized"), device="cpu", dtype="float32") as two_steps,
-        LLM(model, quantize="rtn:4:32", device="cpu", dtype="float32") as one_step,
+        LLM(model, quantize=spec, device="cpu", dtype="float32") as one_step,
     ):
         assert torch.equal(two_steps.logits([1, 2, 3, 4]), one_step.logits([1, 2, 3, 4]))
+        prompt = one_step.tokenizer.encode_chat(chat)
+        assert one_step.generate([prompt], one_step.default_params(max_tokens=4))[0].outputs[0].token_ids
+    assert f"({spec})" in capsys.readouterr().err
+    with LLM(model, quantize=spec, device="cpu", dtype="float32"):
+        assert "layers" not in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@
 #include "linear_int8.h"
 
 #if HAVE_AMX
-/* Fewer rows than this leave so much of a tile register unused that vectors are faster. */
-#define MIN_TILE_ROWS 9
+/* Fewer rows than these leave so much of a tile register unused that vectors are faster. */
+#define MIN_WIDE_ROWS 9
+#define MIN_NARROW_ROWS 13
 /* Up to so many features a block is one step. */
 #define NARROW_BLOCK 64
 /* Bytes of a row, of which a panel and AMX_ROWS fit 48 KiB with what else passes through. */
@@ -229,8 +230,9 @@ void int8_tiles_plan(struct product *p) {
 #if HAVE_AMX
     const int one = p->x.blocks == 1;
     ptrdiff_t block = one ? p->x.stride : p->x.block;
-    if (p->w.rows < MIN_TILE_ROWS || block % 32 || !amx_allowed()) return;
-    p->tiles = one || block > NARROW_BLOCK ? WIDE : NARROW;
+    enum tiles tiles = one || block > NARROW_BLOCK ? WIDE : NARROW;
+    if (p->w.rows < (tiles == WIDE ? MIN_WIDE_ROWS : MIN_NARROW_ROWS) || block % 32 || !amx_allowed()) return;
+    p->tiles = tiles;
     p->tile_words = block % 64 ? 8 : 16;
     p->block_steps = block / (4 * p->tile_words);
     p->steps = (p->w.words * 8 / p->w.bits + p->tile_words - 1) / p->tile_words;

@@ -83,7 +83,7 @@ class RotatedCheckpoint(Checkpoint):
             if match := pattern.match(name):
                 return self._turned(tensor.float() * self._source.get(f"{match[1]}{norm}.weight").float())
         if _WRITES.match(name):
-            return self._turned(tensor.float().T).T.contiguous()
+            return self._turned(tensor.float().mT).mT.contiguous() if tensor.ndim > 1 else self._turned(tensor)
         return tensor
 
     def _turned(self, tensor: Tensor) -> Tensor:

@@ -201,6 +201,10 @@ static int code_bits(const struct linear *p) { return p->bits < 16 ? p->bits : 1
 
 /* Exactly `rows`, one of the cases. */
 static void low_bit_case(const struct linear *p, int rows, struct place at) {
+    if (is_small_float(p)) {
+        small_float_case(p, rows, at);
+        return;
+    }
     switch (128 * rows + VARIANT(code_bits(p), coding_of(p))) {
         CASES(1) CASES(2) CASES(3)
 #if FUSED_ROWS >= 4
@@ -214,10 +218,6 @@ static void low_bit_case(const struct linear *p, int rows, struct place at) {
 
 /* Five rows are three and two, seven four and three: each case costs a tenth of a second of the compiler's time per coding. */
 static void low_bit_rows(const struct linear *p, int rows, struct place at) {
-    if (is_small_float(p)) {
-        small_float_rows(p, rows, at);
-        return;
-    }
     if (rows == 5 || rows == 7) {
         const int half = rows / 2;
         low_bit_case(p, rows - half, at);

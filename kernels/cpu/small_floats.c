@@ -86,13 +86,7 @@ INLINE void run_tile(const struct linear *p, const int rows, const int bits, str
 #define CASE(n) \
     case n: if (p->bits == E4M3_BITS) run_tile(p, n, E4M3_BITS, at); else run_tile(p, n, E2M1_BITS, at); break;
 
-void small_float_rows(const struct linear *p, int rows, struct place at) {
-    if (rows == 5 || rows == 7) { /* as in linear.c: fewer cases to compile */
-        const int half = rows / 2;
-        small_float_rows(p, rows - half, at);
-        at.row += rows - half;
-        rows = half;
-    }
+void small_float_case(const struct linear *p, int rows, struct place at) {
     switch (rows) {
         CASE(1) CASE(2) CASE(3)
 #if FUSED_ROWS >= 4

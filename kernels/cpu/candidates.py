@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from . import (
     small_floats,
 )
 from .cache_sizes import KV_DTYPES
-from .library import unavailable
+from .library import unavailable_for
 from .panels import stored_bits
 from .words import offer_conversions
 
@@ -66,70 +67,50 @@ def register_cpu_ops(registry: Registry, *, rounds_inputs: bool = False) -> None
 
 
 def _register_linear(registry: Registry, rounds_inputs: bool) -> None:
-    """Name, can_run, run, prepare, prepared_bytes and assemble of each product."""
-    int8 = linear_int8.why_not if rounds_inputs else _int8_by_right
-    rows: list[tuple[str, Any, Any, Any, Any, Any]] = [
-        (
-            "c_dense_float32",
-            _dense,
-            linear.run_dense,
-            linear.prepare_dense,
-            linear.dense_bytes,
-            linear.DenseAssembly,
+    product = partial(Candidate, op="linear", quality=Quality.NATIVE, own_threads=True)
+    for candidate in (
+        product(
+            name="c_dense_float32",
+            can_run=_dense,
+            run=linear.run_dense,
+            prepare=linear.prepare_dense,
+            prepared_bytes=linear.dense_bytes,
+            assemble=linear.DenseAssembly,
         ),
-        (
-            "c_int8_activations",
-            int8,
-            linear_int8.run,
-            linear_int8.prepare,
-            linear.low_bit_bytes,
-            linear_int8.Int8Assembly,
+        product(
+            name="c_int8_activations",
+            can_run=linear_int8.why_not if rounds_inputs else _int8_by_right,
+            run=linear_int8.run,
+            prepare=linear_int8.prepare,
+            prepared_bytes=linear.low_bit_bytes,
+            assemble=linear_int8.Int8Assembly,
         ),
-        (
-            "c_low_bit_float32",
-            _low_bit,
-            linear.run_low_bit,
-            linear.prepare_low_bit,
-            linear.low_bit_bytes,
-            linear.LowBitAssembly,
+        product(
+            name="c_low_bit_float32",
+            can_run=_low_bit,
+            run=linear.run_low_bit,
+            prepare=linear.prepare_low_bit,
+            prepared_bytes=linear.low_bit_bytes,
+            assemble=linear.LowBitAssembly,
         ),
-        (
-            "c_small_floats",
-            small_floats.why_not,
-            linear_rounded.run,
-            small_floats.prepare,
-            small_floats.num_bytes,
-            small_floats.SmallFloatAssembly,
+        product(
+            name="c_small_floats",
+            can_run=small_floats.why_not,
+            run=linear_rounded.run,
+            prepare=small_floats.prepare,
+            prepared_bytes=small_floats.num_bytes,
+            assemble=small_floats.SmallFloatAssembly,
         ),
-        (
-            "c_low_bit_rounded",
-            linear_rounded.why_not,
-            linear_rounded.run,
-            linear_rounded.prepare,
-            linear.low_bit_bytes,
-            linear_rounded.RoundedAssembly,
+        product(
+            name="c_low_bit_rounded",
+            can_run=linear_rounded.why_not,
+            run=linear_rounded.run,
+            prepare=linear_rounded.prepare,
+            prepared_bytes=linear.low_bit_bytes,
+            assemble=linear_rounded.RoundedAssembly,
         ),
-    ]
-    for name, can_run, run, prepare, prepared_bytes, assemble in rows:
-        registry.register(
-            Candidate(
-                op="linear",
-                name=name,
-                quality=Quality.NATIVE,
-                can_run=can_run,
-                run=run,
-                prepare=prepare,
-                prepared_bytes=prepared_bytes,
-                assemble=assemble,
-                own_threads=True,
-            )
-        )
-
-
-def _float32(dtype: torch.dtype) -> str | None:
-    if dtype is not torch.float32:
-        return f"it computes in float32, not {dtype_name(dtype)}"
-    return unavailable()
+    ):
+        registry.register(candidate)
 
 
 def _cache_dtype(dtype: torch.dtype) -> str | None:
@@ -139,17 +120,17 @@ def _cache_dtype(dtype: torch.dtype) -> str | None:
 
 
 def _plain(spec: DeviceSpec, problem: PlainProblem | MoeRouteProblem) -> str | None:
-    return _float32(problem.dtype)
+    return unavailable_for(problem.dtype)
 
 
 def _sampling(spec: DeviceSpec, problem: SamplingProblem) -> str | None:
     if problem.vocab_size > MAX_COLUMNS:
         return f"sums over {problem.vocab_size} tokens may overflow; it takes up to {MAX_COLUMNS}"
-    return _float32(problem.dtype)
+    return unavailable_for(problem.dtype)
 
 
 def _kv_write(spec: DeviceSpec, problem: KVWriteProblem) -> str | None:
-    return _cache_dtype(problem.kv_dtype) or _float32(problem.dtype)
+    return _cache_dtype(problem.kv_dtype) or unavailable_for(problem.dtype)
 
 
 def _attention(spec: DeviceSpec, problem: AttentionProblem) -> str | None:
@@ -157,13 +138,13 @@ def _attention(spec: DeviceSpec, problem: AttentionProblem) -> str | None:
         return f"it has no {'attention sinks' if problem.has_sinks else 'ALiBi'}"
     if problem.value_size != problem.head_size:
         return f"its values are as wide as its keys, not {problem.value_size} beside {problem.head_size}"
-    return _cache_dtype(problem.kv_dtype) or _float32(problem.dtype)
+    return _cache_dtype(problem.kv_dtype) or unavailable_for(problem.dtype)
 
 
 def _dense(spec: DeviceSpec, problem: LinearProblem) -> str | None:
     if not isinstance(problem.scheme, Dense):
         return f"the weight is {problem.scheme}, not dense"
-    return _float32(problem.dtype)
+    return unavailable_for(problem.dtype)
 
 
 def _int8_by_right(spec: DeviceSpec, problem: LinearProblem) -> str | None:
@@ -184,4 +165,4 @@ def _low_bit(spec: DeviceSpec, problem: LinearProblem) -> str | None:
     per_word = 32 // stored_bits(scheme.bits)
     if group_size % per_word and group_size < problem.in_features:
         return f"groups of {group_size} do not end on a word of {per_word} codes"
-    return _float32(problem.dtype)
+    return unavailable_for(problem.dtype)

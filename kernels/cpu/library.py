@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...log import get_logger
 from ...platforms import cpu_threads
+from ..problems import dtype_name
 from .build import BuildError, library_path
 from .signatures import RECORDED, RETURNING, SIGNATURES
 
@@ -60,6 +63,13 @@ def unavailable() -> str | None:
     """None when the compiled kernels can be used, else the reason."""
     loaded = load()
     return loaded if isinstance(loaded, str) else None
+
+
+def unavailable_for(dtype: torch.dtype) -> str | None:
+    """The same for kernels that compute in float32 alone, asked for ``dtype``."""
+    if dtype is not torch.float32:
+        return f"it computes in float32, not {dtype_name(dtype)}"
+    return unavailable()
 
 
 def open_library(path: Path) -> ctypes.CDLL:

@@ -22,7 +22,7 @@ from .panels import DenseAssembly, DensePanels, LowBitAssembly, LowBitPanels, st
 
 def prepare_dense(weight: CanonicalWeight, dtype: torch.dtype) -> DensePanels | LowBitPanels:
     """Pack a weight into panels of its 16-bit floats, or of float32; a quantized one is dequantized on the way."""
-    return _assemble(DenseAssembly, weight, dtype)
+    return assemble(DenseAssembly, weight, dtype)
 
 
 def run_dense(x: Tensor, weight: DensePanels | LowBitPanels, bias: Tensor | None = None) -> Tensor:
@@ -47,10 +47,11 @@ def run_dense(x: Tensor, weight: DensePanels | LowBitPanels, bias: Tensor | None
 
 def prepare_low_bit(weight: CanonicalWeight, dtype: torch.dtype) -> LowBitPanels:
     """Lay codes, scales and zeros of a packed or an int8 weight out in panels."""
-    return _assemble(LowBitAssembly, weight, dtype)
+    return assemble(LowBitAssembly, weight, dtype)
 
 
-def _assemble(kind: Callable[[LinearProblem], Any], weight: CanonicalWeight, dtype: torch.dtype) -> Any:
+def assemble(kind: Callable[[LinearProblem], Any], weight: CanonicalWeight, dtype: torch.dtype) -> Any:
+    """What an assembly of ``kind`` makes of one whole weight, for a product in ``dtype``."""
     rows, columns = weight.shape
     problem = LinearProblem(scheme=weight.scheme, in_features=columns, out_features=rows, dtype=dtype)
     assembly = kind(problem)

@@ -16,9 +16,9 @@ from torch import Tensor
 from ...platforms.spec import DeviceSpec
 from ...quant.canonical import CanonicalWeight, DenseWeight
 from ...quant.scheme import Activation, Element, Int8, LowBit, Offset, WeightOnly
-from ..problems import LinearProblem, dtype_name
-from .library import functions, unavailable
-from .linear import checked_rows
+from ..problems import LinearProblem
+from .library import functions, unavailable_for
+from .linear import assemble, checked_rows
 from .panels import LowBitAssembly, LowBitPanels
 
 # How inputs are rounded that a checkpoint leaves as they are.
@@ -83,10 +83,8 @@ class Int8Assembly:
 
 def prepare(weight: CanonicalWeight, dtype: torch.dtype) -> Int8Panels:
     """Lay a weight of integers out in panels."""
-    rows, columns = weight.shape
-    assembly = Int8Assembly(LinearProblem(scheme=weight.scheme, in_features=columns, out_features=rows, dtype=dtype))
-    assembly.put(0, weight)
-    return assembly.finish()
+    panels: Int8Panels = assemble(Int8Assembly, weight, dtype)
+    return panels
 
 
 def run(x: Tensor, weight: Int8Panels, bias: Tensor | None = None) -> Tensor:
@@ -147,9 +145,7 @@ def why_not(spec: DeviceSpec, problem: LinearProblem) -> str | None:
         return f"scales change every {block} features; it sums 16 or a multiple"
     if block > _MAX_BLOCK:
         return f"a sum over {block} features may pass 32 bits; it takes up to {_MAX_BLOCK}"
-    if problem.dtype is not torch.float32:
-        return f"it computes in float32, not {dtype_name(problem.dtype)}"
-    return unavailable()
+    return unavailable_for(problem.dtype)
 
 
 def _group_size(problem: LinearProblem) -> int:

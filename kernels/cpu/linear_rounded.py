@@ -9,10 +9,10 @@ from torch import Tensor
 from ...platforms.spec import DeviceSpec
 from ...quant.canonical import CanonicalWeight
 from ...quant.scheme import Int8, LowBit
-from ..problems import LinearProblem, dtype_name
+from ..problems import LinearProblem
 from . import rounding
-from .library import unavailable
-from .linear import run_low_bit
+from .library import unavailable_for
+from .linear import assemble, run_low_bit
 from .panels import LowBitAssembly, LowBitPanels, stored_bits
 from .rounding import RoundedPanels
 
@@ -34,10 +34,8 @@ class RoundedAssembly:
 
 def prepare(weight: CanonicalWeight, dtype: torch.dtype) -> LowBitPanels | RoundedPanels:
     """Lay a weight of integers out in panels."""
-    rows, columns = weight.shape
-    assembly = RoundedAssembly(LinearProblem(scheme=weight.scheme, in_features=columns, out_features=rows, dtype=dtype))
-    assembly.put(0, weight)
-    return assembly.finish()
+    panels: LowBitPanels | RoundedPanels = assemble(RoundedAssembly, weight, dtype)
+    return panels
 
 
 def run(x: Tensor, weight: LowBitPanels | RoundedPanels, bias: Tensor | None = None) -> Tensor:
@@ -63,6 +61,4 @@ def why_not(spec: DeviceSpec, problem: LinearProblem) -> str | None:
     per_word = 32 // stored_bits(bits)
     if group != -1 and group % per_word and group < problem.in_features:
         return f"groups of {group} do not end on a word of {per_word} codes"
-    if problem.dtype is not torch.float32:
-        return f"it computes in float32, not {dtype_name(problem.dtype)}"
-    return unavailable()
+    return unavailable_for(problem.dtype)

@@ -17,10 +17,10 @@ from ...quant.canonical import CanonicalWeight, EightBitWeight, MicroScaledWeigh
 from ...quant.fp4 import decode_e8m0
 from ...quant.packing import num_words
 from ...quant.scheme import Element, Fp8, MicroScaled, WeightOnly
-from ..problems import LinearProblem, dtype_name
+from ..problems import LinearProblem
 from . import rounding
-from .library import functions, unavailable
-from .linear import padded_rows
+from .library import functions, unavailable_for
+from .linear import assemble, padded_rows
 from .panels import LowBitAssembly, LowBitPanels, spread_rows
 from .rounding import RoundedPanels
 
@@ -54,12 +54,8 @@ class SmallFloatAssembly:
 
 def prepare(weight: CanonicalWeight, dtype: torch.dtype) -> LowBitPanels | RoundedPanels:
     """Lay codes and scales of small floats out in panels."""
-    rows, columns = weight.shape
-    assembly = SmallFloatAssembly(
-        LinearProblem(scheme=weight.scheme, in_features=columns, out_features=rows, dtype=dtype)
-    )
-    assembly.put(0, weight)
-    return assembly.finish()
+    panels: LowBitPanels | RoundedPanels = assemble(SmallFloatAssembly, weight, dtype)
+    return panels
 
 
 def num_bytes(problem: LinearProblem, stored: int) -> int:
@@ -81,9 +77,7 @@ def why_not(spec: DeviceSpec, problem: LinearProblem) -> str | None:
         return f"the weight is {scheme}, not made of small floats"
     if scheme.activation is not None and (reason := rounding.why_not(scheme.activation)):
         return reason
-    if problem.dtype is not torch.float32:
-        return f"it computes in float32, not {dtype_name(problem.dtype)}"
-    return unavailable()
+    return unavailable_for(problem.dtype)
 
 
 def _bits(scheme: Fp8 | MicroScaled) -> int:

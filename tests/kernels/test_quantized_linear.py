@@ -66,7 +66,7 @@ def test_product_of_rounded_input_and_expanded_weight(
     scheme: object, static: float | None, name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
-        for module in ("quantized_linear", "cpu.linear_int8", "cpu.linear_rounded", "cpu.small_floats"):
+        for module in ("quantized_linear", "cpu.library"):
             monkeypatch.setattr(f"twofold.kernels.{module}.unavailable", lambda: "no compiler")
     kernels = KernelSet(CpuPlatform().spec)
     candidate = kernels.select_candidate(

@@ -184,7 +184,7 @@ def test_a_scheme_without_a_kernel_is_refused_before_weights_are_read(
 def test_strict_kernels_name_the_layer_and_the_scheme(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twofold.kernels.cpu.small_floats.unavailable", lambda: "no compiler")
+    monkeypatch.setattr("twofold.kernels.cpu.small_floats.unavailable_for", lambda dtype: "no compiler")
     encode, _, config = FORMATS["fp8-block"]
     write(tmp_path / "model", base, encode, config)
     words = r"down_proj is fp8 48x48 a-fp8 g48 \(fp8\): --strict-kernels: .*emulated.*Leave the option out"

@@ -18,7 +18,10 @@ from twofold.platforms import cpu_threads
 def masks():
     found = {}
     for thread in pathlib.Path("/proc/self/task").iterdir():
-        text = (thread / "status").read_text()
+        try:
+            text = (thread / "status").read_text()
+        except (FileNotFoundError, ProcessLookupError):  # the thread has ended since the listing
+            continue
         found[int(thread.name)] = re.search(r"Cpus_allowed_list:\\s+(\\S+)", text)[1]
     return found
 

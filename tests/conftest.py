@@ -24,6 +24,7 @@ _REAL_TIME = (
     "engine/client",
     "engine/sources",
     "engine/weights/test_streaming.py",
+    "kernels/cpu/test_pinning.py",
     "kernels/cpu/test_team.py",
     "quant/test_memory.py",
     "quant/test_progress.py",

@@ -17,8 +17,6 @@ from engines import Trace
 from other_work import process_tree
 from workloads import Workload
 
-_START_SECONDS = 600
-
 
 class PeerError(Exception):
     """A peer did not start, ended, or made other than what was asked for."""
@@ -60,7 +58,7 @@ class Running:
         from twofold.cli.openai_client import OpenAIClient
         from twofold.errors import TwofoldError
 
-        client, limit = OpenAIClient(self._url), time.monotonic() + _START_SECONDS
+        client, limit = OpenAIClient(self._url), time.monotonic() + self._peer.start_limit_s
         while time.monotonic() < limit and self._process.poll() is None:
             try:
                 return client.model_names()[0]
@@ -79,7 +77,9 @@ class Running:
             answer = self._process.stdout.readline()
         if not answer:
             raise PeerError(f"{self._peer.name} ended; look at its log with --log FILE")
-        return [Trace(**trace) for trace in json.loads(answer)]
+        traces = [Trace(**trace) for trace in json.loads(answer)]
+        self._check(workload, sum(len(trace.arrivals) for trace in traces))
+        return traces
 
     def _over_http(self, workload: Workload) -> list[Trace]:
         from twofold.cli.load_generator import Job, run_load
@@ -90,10 +90,21 @@ class Running:
         for outcome in report.outcomes:
             if outcome.error:
                 raise PeerError(f"{self._peer.name}: {outcome.error}")
-        asked = sum(request.num_output for request in workload.requests)
-        if (told := sum(outcome.num_output_tokens for outcome in report.outcomes)) != asked:
-            raise PeerError(f"{self._peer.name} made {told} tokens of the {asked} that {workload.name} asks for")
+        self._check(
+            workload,
+            sum(outcome.num_output_tokens for outcome in report.outcomes),
+            sum(outcome.num_prompt_tokens for outcome in report.outcomes),
+        )
         return [Trace(outcome.started, outcome.arrivals) for outcome in report.outcomes]
+
+    def _check(self, workload: Workload, num_made: int, num_read: int = 0) -> None:
+        """Refuse other lengths than were asked for; what a peer read is 0 where it does not tell."""
+        asked = sum(request.num_output for request in workload.requests)
+        if num_made != asked:
+            raise PeerError(f"{self._peer.name} made {num_made} tokens of the {asked} that {workload.name} asks for")
+        sent = sum(len(request.prompt) for request in workload.requests)
+        if num_read not in (0, sent):
+            raise PeerError(f"{self._peer.name} read {num_read} tokens of the {sent} that {workload.name} has")
 
     def pids(self) -> list[int]:
         """Of all its processes."""
@@ -104,7 +115,8 @@ class Running:
         return sum(_high_water(pid) for pid in self.pids())
 
     def stop(self) -> None:
-        """End it and all that it started."""
+        """End it and all that it started, those too that made a session of their own."""
+        started = self.pids()
         for sent in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is None:
                 os.killpg(self._process.pid, sent)
@@ -114,6 +126,9 @@ class Running:
                     continue
         with suppress(ProcessLookupError):  # what outlived the first one
             os.killpg(self._process.pid, signal.SIGKILL)
+        for pid in started[1:]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _high_water(pid: int) -> int:

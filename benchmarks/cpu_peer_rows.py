@@ -23,6 +23,7 @@ class Peer:
     """How to start one row of the table. ``port`` stands for the port in ``command``; ``http`` False: in_process.py.
 
     ``weight_bytes`` is what a decode step reads of the weights, where it is known. None in ``environment`` unsets.
+    A server that does not answer after ``start_limit_s`` is given up.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Peer:
     extra: dict[str, object] = field(default_factory=dict)
     environment: dict[str, str | None] = field(default_factory=dict)
     weight_bytes: int | None = None
+    start_limit_s: float = 300.0
 
 
 def weight_bits(name: str) -> int | None:
@@ -50,10 +52,10 @@ def layer_parameters(model: str) -> int:
     return int(config["num_hidden_layers"] * (attention + 3 * hidden * config["intermediate_size"]))
 
 
-def find_peers(model: str, gguf: Sequence[str], threads: int) -> list[Peer]:
-    """All peers that are installed, Twofold's rows first."""
+def find_peers(model: str, gguf: Sequence[str], threads: int, narrow: str | None = None) -> list[Peer]:
+    """All peers that are installed, Twofold's rows first; ``narrow`` is a folder of the model stored in 16 bits."""
     return [
-        *_twofold(model, gguf, threads),
+        *_twofold(model, gguf, threads, narrow),
         *_llama_cpp(gguf, threads),
         *_openvino(threads),
         *_vllm(model, threads),
@@ -61,18 +63,24 @@ def find_peers(model: str, gguf: Sequence[str], threads: int) -> list[Peer]:
     ]
 
 
-def _twofold(model: str, gguf: Sequence[str], threads: int) -> list[Peer]:
+def _twofold(model: str, gguf: Sequence[str], threads: int, narrow: str | None) -> list[Peer]:
+    from twofold.engine.config import CPU_ACTIVATIONS
     from twofold.version import __version__
 
+    ways = {f"+{way}": ["--cpu-activations", way] for way in CPU_ACTIVATIONS if way != "exact"}
     rows: dict[str, tuple[list[str], int | None]] = {}
     for path in gguf:
         if (weight_bits(f":{Path(path).stem}") or 0) < 16:  # the folder has these weights in 16 and 32 bits
-            for suffix, words in (("", []), ("+int8", ["--cpu-activations", "int8"])):
+            for suffix, words in {"": [], **ways}.items():
                 rows[f"twofold:{Path(path).stem}{suffix}"] = [path, *words], _gguf_bytes(path)
-    rows["twofold:int8"] = [model, "--quantization", "int8"], None
-    rows["twofold:int8+int8"] = [model, "--quantization", "int8", "--cpu-activations", "int8"], None
+    for suffix, words in {"": [], **ways}.items():
+        rows[f"twofold:int8{suffix}"] = [model, "--quantization", "int8", *words], None
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         rows[f"twofold:{dtype}"] = [model, "--dtype", dtype], _folder_bytes(model, size)
+    if narrow:  # inputs in 8 bits are for integer weights, so there is no row of them
+        for suffix in ("", "+bf16"):
+            if suffix in {"", *ways}:
+                rows[f"twofold:bf16{suffix}"] = [narrow, *ways.get(suffix, [])], _folder_bytes(narrow, 2)
     fixed = ["--device", "cpu", "--num-threads", str(threads), "--port", "{port}", "--max-model-len", "2048"]
     serve = [sys.executable, "-m", "twofold", "serve"]
     return [
@@ -146,6 +154,7 @@ def _vllm(model: str, threads: int) -> list[Peer]:
             version=version,
             extra={"ignore_eos": True},
             environment=environment,
+            start_limit_s=1200.0,  # it compiles at its first start
         )
         for dtype in ("float32", "bfloat16")
     ]

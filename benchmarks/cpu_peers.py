@@ -12,8 +12,9 @@ of the catalogue in GGUF, which is fetched and written as a float32 folder, too.
     TRANSFORMERS_PYTHON  a Python with transformers and torch (default: this one)
 
 Twofold serves every GGUF file below 16 bits, and the folder in float32, bfloat16 and with its weights in 8 bits; +int8
-is `--cpu-activations int8`. OpenVINO computes in float32, and in bfloat16 in rows with +bf16. Twofold, llama.cpp and
-vLLM stream over HTTP to a client on the same cores; the others run in a process without one.
+and +bf16 are `--cpu-activations` of that name. Its row bf16 is the folder of --narrow, served as it is stored. OpenVINO
+computes in float32, and in bfloat16 in rows with +bf16. Twofold, llama.cpp and vLLM stream over HTTP to a client on the
+same cores; the others run in a process without one.
 
 Peers take turns, `--launches` times, each with prompts of its own. A run beside which others took more than 5 % of the
 cores is repeated, and the quietest kept. With --output every figure is kept; what FILE has already is not measured
@@ -68,6 +69,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--gguf", nargs="*", default=[], metavar="FILE", help="the same model in GGUF; rows bear its name"
     )
+    parser.add_argument("--narrow", metavar="FOLDER", help="the same model stored in 16 bits, for Twofold")
     parser.add_argument(
         "--peers", help="comma list of rows, `none` for the machine alone; all that are found otherwise"
     )
@@ -126,7 +128,7 @@ class Runner:
 
     def _wanted(self) -> list[Peer]:
         args = self._args
-        found = {peer.name: peer for peer in find_peers(args.model, args.gguf, args.threads)}
+        found = {peer.name: peer for peer in find_peers(args.model, args.gguf, args.threads, args.narrow)}
         if args.list:
             print("\n".join(found))
             sys.exit()

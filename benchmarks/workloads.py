@@ -79,9 +79,10 @@ class WorkloadMaker:
         return Workload("first", [Request(self._ids[:8], 1)], 1)
 
     def warm_up(self) -> Workload:
-        """A few short requests that make an engine build what it builds on first use."""
+        """A few requests, W1's and W2's lengths among them, that make an engine build what it builds on first use."""
         rng = random.Random("warm-up")
-        return Workload("warm-up", [self._request(rng, 48, 8) for _ in range(4)], 2)
+        lengths = (48, 48, 48, 48, 128, 1024)
+        return Workload("warm-up", [self._request(rng, length, 8) for length in lengths], 2)
 
     def _request(self, rng: random.Random, length: int, num_output: int, prefix: list[int] | None = None) -> Request:
         return Request((prefix or []) + self._cut(rng, length), self._small(num_output))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import twofold
+from twofold.engine.config import CPU_ACTIVATIONS
 
 SCRIPT = Path(twofold.__file__).parent / "benchmarks" / "cpu_peers.py"
 
@@ -23,7 +24,7 @@ if sys.argv[1] == "-c":
 for line in sys.stdin:
     asked = json.loads(line)["requests"]
     print(json.dumps([
-        {"started": 5.0, "arrivals": [5.5 + i / 100 for i in range(row["num_output"])], "tokens": row["prompt"]}
+        {"started": 5.0, "arrivals": [5.5 + i / 100 for i in range(row["num_output"] - LAZY)], "tokens": row["prompt"]}
         for row in asked
     ]), flush=True)
     if len(asked) == DEADLY:
@@ -44,9 +45,9 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(model: Path, *words: str, deadly: int = 0) -> subprocess.CompletedProcess[str]:
+def run(model: Path, *words: str, deadly: int = 0, lazy: int = 0) -> subprocess.CompletedProcess[str]:
     python = model / "python"
-    python.write_text(f"#!{sys.executable}\n" + PEER.replace("DEADLY", str(deadly)))
+    python.write_text(f"#!{sys.executable}\n" + PEER.replace("DEADLY", str(deadly)).replace("LAZY", str(lazy)))
     python.chmod(0o755)
     (model / "exports" / "tiny").mkdir(parents=True, exist_ok=True)
     (model / "exports" / "tiny" / "openvino_model.xml").touch()
@@ -99,6 +100,23 @@ def test_a_peer_that_ends_is_named(model: Path) -> None:
     result = run(model, "--peers", "openvino:tiny", "--workloads", "w4,w4warm", deadly=16)
     assert result.returncode != 0
     assert "openvino:tiny ended" in result.stderr
+
+
+def test_a_peer_that_makes_other_lengths_is_named(model: Path) -> None:
+    result = run(model, "--peers", "openvino:tiny", "--workloads", "w1", lazy=1)
+    assert result.returncode != 0
+    assert "openvino:tiny made 0 tokens of the 1 that first asks for" in result.stderr
+
+
+def test_every_way_of_inputs_is_a_row(model: Path) -> None:
+    narrow = model / "narrow"
+    narrow.mkdir()
+    (narrow / "config.json").write_text(json.dumps({"dtype": "bfloat16"}))
+    rows = run(model, "--list", "--narrow", str(narrow)).stdout.split()
+    ways = {f"twofold:int8+{way}" for way in CPU_ACTIVATIONS if way != "exact"}
+    assert {"twofold:int8", "twofold:float32", "twofold:bf16", *ways} <= set(rows)
+    assert "twofold:bf16+int8" not in rows, "the same as without: inputs in 8 bits are for integer weights"
+    assert "twofold:bf16" not in run(model, "--list").stdout.split()
 
 
 def test_unknown_rows_are_named_with_the_known_ones(model: Path) -> None:

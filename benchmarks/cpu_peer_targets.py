@@ -54,6 +54,26 @@ def targets(kept: dict[str, Any]) -> str:
     return "\n".join(markdown(rows))
 
 
+def alone(kept: dict[str, Any]) -> str:
+    """Markdown: each row of Twofold by itself beside the best peer of the same bits, since a server has one setting."""
+    rows = [["Twofold's row", *_KEYS, f"at least {AHEAD}x"]]
+    for name, row in kept["peers"].items():
+        if not name.startswith("twofold:") or not row.get("runs"):
+            continue
+        bits, cells, ratios = weight_bits(name), [], []
+        for workload, key in _KEYS.items():
+            theirs = best(kept, Target(workload, bits or 0, AHEAD), False)
+            mine = figure(row, workload, key)
+            if theirs and mine:
+                ratios.append(_ratio(key, mine, theirs[1]))
+                cells.append(f"{ratios[-1]:.2f}x")
+            else:
+                cells.append("-")
+        if ratios:
+            rows.append([name, *cells, f"{sum(ratio >= AHEAD for ratio in ratios)} of {len(ratios)}"])
+    return "\n".join(markdown(rows))
+
+
 def best(kept: dict[str, Any], target: Target, ours: bool) -> Row | None:
     """The quickest row of Twofold, or of the peers."""
     key, found = _KEYS[target.workload], []
@@ -85,12 +105,16 @@ def _against_peers(kept: dict[str, Any], target: Target) -> list[list[str]]:
 
 
 def _compared(title: str, workload: str, key: str, ours: Row, theirs: Row, wanted: float) -> list[str]:
-    ratio = ours[1].value / theirs[1].value
-    if key in ("seconds", "itl_p99_ms"):
-        ratio = 1 / ratio
+    ratio = _ratio(key, ours[1], theirs[1])
     sure = not (ours[1].disturbed or theirs[1].disturbed)
     shown = (_shown(workload, key, row) for row in (ours, theirs))
     return [title, *shown, f"{ratio:.2f}x", f"{wanted}x", _verdict(ratio >= wanted, sure)]
+
+
+def _ratio(key: str, ours: Figure, theirs: Figure) -> float:
+    """How many times as good."""
+    ratio = ours.value / theirs.value
+    return 1 / ratio if key in ("seconds", "itl_p99_ms") else ratio
 
 
 def _shown(workload: str, key: str, row: Row) -> str:

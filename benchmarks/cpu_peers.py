@@ -36,7 +36,7 @@ from typing import Any
 from cpu_peer_processes import PeerError, Running
 from cpu_peer_rows import Peer, find_peers, layer_parameters, weight_bits
 from cpu_peer_table import BUSY, describe, table
-from cpu_peer_targets import targets
+from cpu_peer_targets import alone, targets
 from other_work import OtherWork
 from workloads import NAMES, WorkloadMaker
 
@@ -58,7 +58,7 @@ def main() -> None:
         if not Path(args.model).is_dir():
             args.model, args.gguf = from_catalogue(args.model, args.gguf)
         failed = Runner(args, kept).run()
-    print(table(kept), "", targets(kept), sep="\n")
+    print(table(kept), "", targets(kept), "", alone(kept), sep="\n")
     sys.exit(failed)
 
 

@@ -64,23 +64,22 @@ def find_peers(model: str, gguf: Sequence[str], threads: int, narrow: str | None
 
 
 def _twofold(model: str, gguf: Sequence[str], threads: int, narrow: str | None) -> list[Peer]:
-    from twofold.engine.config import CPU_ACTIVATIONS
     from twofold.version import __version__
 
-    ways = {f"+{way}": ["--cpu-activations", way] for way in CPU_ACTIVATIONS if way != "exact"}
+    ways = _ways()
     rows: dict[str, tuple[list[str], int | None]] = {}
     for path in gguf:
         if (weight_bits(f":{Path(path).stem}") or 0) < 16:  # the folder has these weights in 16 and 32 bits
-            for suffix, words in {"": [], **ways}.items():
+            for suffix, words in ways.items():
                 rows[f"twofold:{Path(path).stem}{suffix}"] = [path, *words], _gguf_bytes(path)
-    for suffix, words in {"": [], **ways}.items():
+    for suffix, words in ways.items():
         rows[f"twofold:int8{suffix}"] = [model, "--quantization", "int8", *words], None
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         rows[f"twofold:{dtype}"] = [model, "--dtype", dtype], _folder_bytes(model, size)
     if narrow:  # inputs in 8 bits are for integer weights, so there is no row of them
-        for suffix in ("", "+bf16"):
-            if suffix in {"", *ways}:
-                rows[f"twofold:bf16{suffix}"] = [narrow, *ways.get(suffix, [])], _folder_bytes(narrow, 2)
+        for suffix, words in ways.items():
+            if not suffix.startswith("+int8"):
+                rows[f"twofold:bf16{suffix}"] = [narrow, *words], _folder_bytes(narrow, 2)
     fixed = ["--device", "cpu", "--num-threads", str(threads), "--port", "{port}", "--max-model-len", "2048"]
     serve = [sys.executable, "-m", "twofold", "serve"]
     return [
@@ -93,6 +92,16 @@ def _twofold(model: str, gguf: Sequence[str], threads: int, narrow: str | None) 
         )
         for name, (words, num_bytes) in rows.items()
     ]
+
+
+def _ways() -> dict[str, list[str]]:
+    """Options of inputs and of the KV cache by the end of a row's name, as far as this Twofold has them."""
+    from twofold.engine.config import CPU_ACTIVATIONS, KV_CACHE_DTYPES
+
+    ways = {"" if way == "exact" else f"+{way}": ["--cpu-activations", way] for way in CPU_ACTIVATIONS}
+    if "bfloat16" in KV_CACHE_DTYPES:
+        ways |= {f"{suffix}+kv16": [*words, "--kv-cache-dtype", "bfloat16"] for suffix, words in ways.items() if suffix}
+    return ways
 
 
 def _llama_cpp(gguf: Sequence[str], threads: int) -> list[Peer]:

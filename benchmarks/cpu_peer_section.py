@@ -17,7 +17,9 @@ from cpu_peer_targets import alone, targets
 
 _ENGINES = {"twofold": "Twofold", "openvino": "OpenVINO", "llama.cpp": "llama.cpp", "vllm": "vLLM"}
 _ENGINES |= {"transformers": "transformers", "transformers-cb": "transformers, continuous batching,"}
-_ROW = re.compile(rf"\b({'|'.join(sorted(map(re.escape, _ENGINES), key=len, reverse=True))}):([a-z]\w*)(?:\+(\w+))?")
+_ROW = re.compile(
+    rf"\b({'|'.join(sorted(map(re.escape, _ENGINES), key=len, reverse=True))}):([a-z]\w*)(?:\+(\w+))?(\+kv16)?"
+)
 _ORDER = ["twofold", "openvino", "llama.cpp", "vllm", "transformers", "transformers-cb"]
 
 
@@ -40,10 +42,11 @@ def spoken(text: str) -> str:
     """Names of rows as a reader would start them."""
 
     def words(found: re.Match[str]) -> str:
-        engine, weights, way = found.groups()
+        engine, weights, way, narrow = found.groups()
         if engine == "twofold":
             own = {"int8": "`--quantization int8`", "bf16": "weights in bfloat16"}.get(weights, weights)
-            return f"Twofold {own}" + (f", `--cpu-activations {way}`" if way else "")
+            options = (f", `--cpu-activations {way}`" if way else "") + (", KV cache in bfloat16" if narrow else "")
+            return f"Twofold {own}{options}"
         return f"{_ENGINES[engine]} {weights}" + (f", {way}" if way else "")
 
     return _ROW.sub(words, text)

@@ -197,7 +197,12 @@ def test_a_page_has_the_rows_in_words_and_the_columns_that_were_measured(tmp_pat
     def row(rate: float) -> dict[str, Any]:
         return {"runs": {"w1": {"0": {"ttft_ms": 7.0, "decode_tok_s": rate, "busy": 0.0}}}}
 
-    peers = {"twofold:bf16+bf16": row(30), "llama.cpp:q4_0": row(40), "twofold:q4_0+int8": row(60), "vllm:float32": {}}
+    peers = {
+        "twofold:bf16+bf16+kv16": row(30),
+        "llama.cpp:q4_0": row(40),
+        "twofold:q4_0+int8": row(60),
+        "vllm:float32": {},
+    }
     file = tmp_path / "figures.json"
     file.write_text(json.dumps({"machine": {}, "peers": peers}))
     command = [sys.executable, str(SCRIPT.with_name("cpu_peer_section.py")), str(file)]
@@ -206,6 +211,6 @@ def test_a_page_has_the_rows_in_words_and_the_columns_that_were_measured(tmp_pat
     assert page[first + 2 : first + 5] == [
         "| Twofold q4_0, `--cpu-activations int8` | 7 | 60.0 | 0 |",
         "| llama.cpp q4_0 | 7 | 40.0 | 0 |",
-        "| Twofold weights in bfloat16, `--cpu-activations bf16` | 7 | 30.0 | 0 |",
+        "| Twofold weights in bfloat16, `--cpu-activations bf16`, KV cache in bfloat16 | 7 | 30.0 | 0 |",
     ]
     assert "| Twofold q4_0, `--cpu-activations int8` | 1.50x | 1 of 1 |" in page

@@ -43,6 +43,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "memory_fraction": {"type": number(0.0, 1.0), "metavar": "F", "help": "part of the free memory for the KV cache"},
     "max_num_seqs": {"type": positive_int, "metavar": "N", "help": "requests computed at once"},
     "max_num_batched_tokens": {"type": positive_int, "metavar": "N", "help": "tokens computed in one step"},
+    "max_step_stretch": {
+        "type": number(1.0, float("inf")),
+        "metavar": "F",
+        "help": "how many times as long prompts may make a step while requests wait for a token; inf: no bound",
+    },
     "seed": {"type": natural_int, "metavar": "N", "help": "seed for requests that bring none"},
     "num_threads": {"type": positive_int, "metavar": "N", "help": "CPU threads (default: all usable cores)"},
     "chat_template": {"metavar": "FILE", "help": "chat template to use instead of the model's own"},

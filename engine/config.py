@@ -43,6 +43,8 @@ class EngineConfig:
     ``cpu_activations``         exact, or int8: on a CPU, inputs of integer weights are rounded to 8 bits.
     ``kv_cache_bytes``          size of the KV pool in bytes; None: ``memory_fraction`` of what is really free.
     ``max_num_batched_tokens``  token budget of one step.
+    ``max_step_stretch``        how many times as long a step may last for the prompts in it while requests wait for
+                                their next token; infinity: no bound.
     ``max_num_seqs``            rows of the persistent batch: requests computed at once.
     ``num_threads``             CPU threads for the model; None: the cores this process may use.
     ``enforce_eager``           compute every step operation by operation, without recorded graphs.
@@ -62,6 +64,7 @@ class EngineConfig:
     memory_fraction: float = 0.9
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
+    max_step_stretch: float = 10.0
     enable_prefix_caching: bool = True
     seed: int = 0
     num_threads: int | None = None
@@ -104,6 +107,8 @@ class EngineConfig:
             raise ConfigError(f"block_size is {self.block_size}; it must be a power of two, such as 16")
         if not 0.0 < self.memory_fraction <= 1.0:
             raise ConfigError(f"memory_fraction is {self.memory_fraction}; it must lie in (0, 1]")
+        if not self.max_step_stretch >= 1.0:
+            raise ConfigError(f"max_step_stretch is {self.max_step_stretch}; it must be at least 1, or inf")
         for name in ("max_model_len", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:

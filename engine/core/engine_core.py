@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,6 +30,7 @@ from .prefix_cache import PrefixCache
 from .request import Sample
 from .runner import ModelRunner, StepResult
 from .scheduler import Scheduler
+from .step_pace import StepPace
 from .warm_up import warm_up
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ class EngineCore:
         self._plan: KVPlan = plan_kv_cache(config, model, platform)
         self._caches = allocate_kv_caches(self._plan, model, platform.device)
         self._pool = BlockPool(self._plan.num_blocks)
+        self._pace = StepPace(config.max_step_stretch)
         batch = Batch(
             num_rows=config.max_num_seqs, max_model_len=self._plan.max_model_len, block_size=config.block_size
         )
@@ -105,6 +108,7 @@ class EngineCore:
             batch=batch,
             block_size=config.block_size,
             max_num_tokens=config.max_num_batched_tokens,
+            pace=self._pace,
         )
         self._runner = ModelRunner(
             model=model,
@@ -194,7 +198,10 @@ class EngineCore:
         outputs, self._pending = self._pending, []
         plan = self._scheduler.schedule()
         if plan:
+            start = time.perf_counter()
             result = self._runner.execute(plan)
+            if result.samples:  # a step that draws nothing may still be under way on its device
+                self._pace.observe(plan, time.perf_counter() - start)
             self._scheduler.commit(plan)
             self._counters.num_steps += 1
             self._collect(result, outputs)

@@ -4,7 +4,8 @@ A sample has ``num_computed_tokens`` and the tokens it wants computed; a step gi
 no prefill and no decode phase, so chunked prompts, prefix-cache hits and resumed samples are one case. Running samples
 come first, in order of arrival; waiting ones are admitted in the same order where blocks, rows and budget are left
 over. When blocks run out the sample that arrived last gives its own back and later computes them again, so the oldest
-one always gets on and nobody starves.
+one always gets on and nobody starves. While samples wait for their next token, ``StepPace`` bounds how many tokens of
+prompts a step takes along.
 """
 
 from __future__ import annotations
@@ -16,14 +17,22 @@ from .batch import Batch
 from .block_pool import BlockPool
 from .prefix_cache import PrefixCache
 from .request import Sample, Status
-from .step_plan import StepPlan
+from .step_pace import StepPace
+from .step_plan import StepBudget, StepPlan
 
 
 class Scheduler:
     """Owns the queues. ``waiting`` and ``running`` are always sorted by ``Sample.order``."""
 
     def __init__(
-        self, *, pool: BlockPool, cache: PrefixCache, batch: Batch, block_size: int, max_num_tokens: int
+        self,
+        *,
+        pool: BlockPool,
+        cache: PrefixCache,
+        batch: Batch,
+        block_size: int,
+        max_num_tokens: int,
+        pace: StepPace,
     ) -> None:
         self.waiting: list[Sample] = []
         self.running: list[Sample] = []
@@ -33,6 +42,7 @@ class Scheduler:
         self._batch = batch
         self._block_size = block_size
         self._max_num_tokens = max_num_tokens
+        self._pace = pace
 
     def add(self, sample: Sample) -> None:
         """Queue a sample."""
@@ -50,7 +60,8 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Decide the next step. Blocks are taken here; ``commit`` must follow once the step has been computed."""
         plan = StepPlan()
-        budget = self._schedule_running(plan, self._max_num_tokens)
+        budget = self._step_budget()
+        self._schedule_running(plan, budget)
         if not plan.num_preempted:
             self._schedule_waiting(plan, budget)
         self.num_preemptions += plan.num_preempted
@@ -62,17 +73,24 @@ class Scheduler:
             sample.num_computed_tokens += count
             self._cache.register(sample)
 
-    def _schedule_running(self, plan: StepPlan, budget: int) -> int:
+    def _step_budget(self) -> StepBudget:
+        """Samples that have drawn a token wait for the next; the rest of the step is for prompts."""
+        num_decoding = sum(sample.num_output_tokens > 0 for sample in self.running)
+        bound, num_tokens = self._pace.max_prompt_tokens(num_decoding), self._max_num_tokens
+        return StepBudget(num_tokens, num_tokens if bound is None else min(bound, max(1, num_tokens - num_decoding)))
+
+    def _schedule_running(self, plan: StepPlan, budget: StepBudget) -> None:
         position = 0
-        while position < len(self.running) and budget > 0:
+        while position < len(self.running) and budget.num_tokens > 0:
             sample = self.running[position]
-            count = min(sample.num_wanted_tokens(), budget)
+            count = budget.take(sample.num_wanted_tokens())
+            if count == 0:  # a prompt, of which this step has enough; others behind it may wait for one token
+                position += 1
+                continue
             if not self._make_room(sample, count, plan):
                 break
             plan.add(sample, count)
-            budget -= count
             position += 1
-        return budget
 
     def _make_room(self, sample: Sample, count: int, plan: StepPlan) -> bool:
         """Give a running sample blocks for its next tokens, at the cost of later ones; False: it had to go itself."""
@@ -99,9 +117,9 @@ class Scheduler:
         sample.blocks[index] = target
         self._batch.set_block(sample.row, index, target)
 
-    def _schedule_waiting(self, plan: StepPlan, budget: int) -> None:
+    def _schedule_waiting(self, plan: StepPlan, budget: StepBudget) -> None:
         position = 0
-        while budget > 0 and position < len(self.waiting) and self._batch.has_free_row:
+        while budget.has_prompt_tokens and position < len(self.waiting) and self._batch.has_free_row:
             sample = self.waiting[position]
             if sample.waits_for_leader or sample.waits_for_constraint:
                 position += 1
@@ -110,9 +128,7 @@ class Scheduler:
                 break
             del self.waiting[position]
             bisect.insort(self.running, sample, key=_order)
-            count = min(sample.num_wanted_tokens(), budget)
-            plan.add(sample, count)
-            budget -= count
+            plan.add(sample, budget.take(sample.num_wanted_tokens()))
 
     def _admit(self, sample: Sample, plan: StepPlan) -> bool:
         """Give a waiting sample a row and blocks for all its known tokens, so that only new output can run out of them.

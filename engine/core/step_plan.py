@@ -8,6 +8,28 @@ from .request import Sample, SampleId
 
 
 @dataclass(slots=True)
+class StepBudget:
+    """What is left of a step: ``num_tokens`` in all, of which ``num_prompt_tokens`` may go to prompts."""
+
+    num_tokens: int
+    num_prompt_tokens: int
+
+    @property
+    def has_prompt_tokens(self) -> bool:
+        return self.num_tokens > 0 and self.num_prompt_tokens > 0
+
+    def take(self, wanted: int) -> int:
+        """As many of the tokens that a sample wants as are left. Who wants just one waits for what it draws."""
+        if wanted == 1:
+            self.num_tokens -= 1
+            return 1
+        count = min(wanted, self.num_tokens, self.num_prompt_tokens)
+        self.num_tokens -= count
+        self.num_prompt_tokens -= count
+        return count
+
+
+@dataclass(slots=True)
 class StepPlan:
     """The scheduler's decision: how many tokens of which samples, with what must happen to the KV blocks before.
 

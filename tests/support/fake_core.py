@@ -8,6 +8,7 @@ which works from the token ids alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -132,6 +133,7 @@ def make_core(
 ) -> EngineCore:
     """A core around a fake model whose pool has ``num_blocks`` blocks."""
     block_size = options.setdefault("block_size", 4)
+    options.setdefault("max_step_stretch", math.inf)  # plans that do not follow the clock
     config = EngineConfig(model="fake", kv_cache_bytes=num_blocks * block_size * 8, **options)
     return EngineCore.from_parts(config, model or FakeModel(), CpuPlatform(), FakeKernels(), vocab_size=vocab_size)
 

@@ -33,7 +33,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
     "cpu_activations": {
         "choices": CPU_ACTIVATIONS,
-        "help": "int8: on a CPU, round the inputs of integer weights to 8 bits, which is faster and not exact",
+        "help": "on a CPU, round the inputs of integer weights to 8 bits (int8), or inputs and weights of products to "
+        "bfloat16 (bf16, needs AMX): faster and not exact",
     },
     "kv_cache_bytes": {
         "type": byte_size,

@@ -32,6 +32,7 @@ class LoopedExperts:
 
 # Linear candidates whose panels the C kernel reads for all experts at once.
 IN_C = (
+    "c_bf16",
     "c_dense_float32",
     "c_int8_activations",
     "c_low_bit_float32",

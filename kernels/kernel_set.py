@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..platforms.spec import DeviceSpec
+from .cpu import linear_bf16
 from .cpu.candidates import register_cpu_ops
 from .cpu.library import unavailable
 from .cpu.weight_memory import reserve
@@ -22,12 +23,14 @@ _HEAVY_OPS = ("linear", "expert_linear", "paged_attention")
 def default_registry(spec: DeviceSpec, cpu_activations: str = "exact") -> Registry:
     """All candidates that this package has for a device, best first.
 
-    ``cpu_activations`` int8: products with weights of integers may round their input to 8 bits, on a CPU (ConfigError
-    for another device).
+    ``cpu_activations``, on a CPU (ConfigError for another device): int8: products with weights of integers may round
+    their input to 8 bits. bf16: inputs and weights are rounded to bfloat16 (ConfigError without tiles for it).
     """
     registry = Registry()
     if spec.device_type == "cpu":
-        register_cpu_ops(registry, rounds_inputs=cpu_activations == "int8")
+        if cpu_activations == "bf16" and (reason := linear_bf16.missing()):
+            raise ConfigError(f"cpu_activations is 'bf16', but {reason}; choose exact or int8")
+        register_cpu_ops(registry, activations=cpu_activations)
     elif cpu_activations != "exact":
         raise ConfigError(f"cpu_activations is {cpu_activations!r}, but the model runs on {spec.arch}; leave it out")
     else:

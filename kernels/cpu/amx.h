@@ -51,4 +51,9 @@ INLINE void amx_configure(int words) {
 #define HAVE_AMX 0
 #define AMX_ROWS 1
 #endif
+#if HAVE_AMX && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__BMI2__)
+#define HAVE_AMX_BF16 1
+#else
+#define HAVE_AMX_BF16 0
+#endif
 #endif

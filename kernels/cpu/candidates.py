@@ -27,6 +27,7 @@ from . import (
     embedding,
     fused,
     linear,
+    linear_bf16,
     linear_int8,
     linear_rounded,
     route,
@@ -39,8 +40,8 @@ from .panels import stored_bits
 from .words import offer_conversions
 
 
-def register_cpu_ops(registry: Registry, *, rounds_inputs: bool = False) -> None:
-    """Register the compiled kernels. ``rounds_inputs``: also that of a weight whose checkpoint does not ask for it."""
+def register_cpu_ops(registry: Registry, *, activations: str = "exact") -> None:
+    """Register the compiled kernels. ``activations`` int8 and bf16: also where a checkpoint does not ask for it."""
     offer_conversions()
     ops: dict[str, tuple[Callable[[DeviceSpec, Any], str | None], Callable[..., Any]]] = {
         "rms_norm": (_plain, elementwise.rms_norm),
@@ -63,11 +64,22 @@ def register_cpu_ops(registry: Registry, *, rounds_inputs: bool = False) -> None
         registry.register(
             Candidate(op=op, name="c_float32", quality=Quality.NATIVE, can_run=can_run, run=run, own_threads=True)
         )
-    _register_linear(registry, rounds_inputs)
+    _register_linear(registry, activations)
 
 
-def _register_linear(registry: Registry, rounds_inputs: bool) -> None:
+def _register_linear(registry: Registry, activations: str) -> None:
     product = partial(Candidate, op="linear", quality=Quality.NATIVE, own_threads=True)
+    if activations == "bf16":
+        registry.register(
+            product(
+                name="c_bf16",
+                can_run=linear_bf16.why_not,
+                run=linear_bf16.run,
+                prepare=linear_bf16.prepare,
+                prepared_bytes=linear_bf16.num_bytes,
+                assemble=linear_bf16.Bf16Assembly,
+            )
+        )
     for candidate in (
         product(
             name="c_dense_float32",
@@ -79,7 +91,7 @@ def _register_linear(registry: Registry, rounds_inputs: bool) -> None:
         ),
         product(
             name="c_int8_activations",
-            can_run=linear_int8.why_not if rounds_inputs else _int8_by_right,
+            can_run=linear_int8.why_not if activations == "int8" else _int8_by_right,
             run=linear_int8.run,
             prepare=linear_int8.prepare,
             prepared_bytes=linear.low_bit_bytes,

@@ -25,6 +25,7 @@ struct experts {
     const ptrdiff_t *rounding; /* of the inputs, or NULL; with each expert's stored scale and zero */
     const float *input_scales, *input_zeros;
     const ptrdiff_t *int8_sizes; /* of products with inputs in 8 bits, or NULL; and what these write to */
+    const ptrdiff_t *bf16_sizes; /* of products in bfloat16, or NULL */
     void *workspace;
     ptrdiff_t *place; /* of a choice among the rows sorted by expert, -1: no expert */
     float *inputs, *rows;
@@ -61,7 +62,7 @@ static void gather(void *arg, ptrdiff_t first, ptrdiff_t last) {
     for (ptrdiff_t c = first; c < last; c++) {
         if (e->place[c] < 0) continue;
         const float *x = input_of(e, c);
-        const int64_t *perm = e->int8_sizes ? NULL : e->tensors[e->ids[c] * NUM_TENSORS + PERM];
+        const int64_t *perm = e->int8_sizes || e->bf16_sizes ? NULL : e->tensors[e->ids[c] * NUM_TENSORS + PERM];
         float *row = e->inputs + e->place[c] * columns;
         if (perm)
             for (ptrdiff_t k = 0; k < columns; k++) row[k] = x[perm[k]];
@@ -130,12 +131,18 @@ static void multiply_floats(struct experts *e, const ptrdiff_t *starts) {
 }
 
 /* Expert after expert, each with the whole team. */
-static void multiply_int8(struct experts *e, const ptrdiff_t *starts) {
-    for (ptrdiff_t i = 0; i < e->sizes[EXPERTS]; i++)
-        if (starts[i + 1] > starts[i])
-            twofold_linear_int8(e->inputs + starts[i] * e->sizes[IN], e->sizes[IN], starts[i + 1] - starts[i],
-                                e->tensors + i * NUM_TENSORS, e->int8_sizes, e->input_scales[i], e->workspace, NULL,
-                                e->rows + starts[i] * e->sizes[OUT]);
+static void multiply_one_by_one(struct experts *e, const ptrdiff_t *starts) {
+    for (ptrdiff_t i = 0; i < e->sizes[EXPERTS]; i++) {
+        const float *x = e->inputs + starts[i] * e->sizes[IN];
+        float *y = e->rows + starts[i] * e->sizes[OUT];
+        const void *const *tensors = e->tensors + i * NUM_TENSORS;
+        const ptrdiff_t rows = starts[i + 1] - starts[i];
+        if (rows == 0) continue;
+        if (e->int8_sizes)
+            twofold_linear_int8(x, e->sizes[IN], rows, tensors, e->int8_sizes, e->input_scales[i], e->workspace, NULL, y);
+        else
+            twofold_linear_bf16(x, e->sizes[IN], rows, tensors, e->bf16_sizes, e->workspace, NULL, y);
+    }
 }
 
 static void scatter(void *arg, ptrdiff_t first, ptrdiff_t last) {
@@ -164,15 +171,16 @@ static void add_up(void *arg, ptrdiff_t first, ptrdiff_t last) {
 }
 
 /* `rounding` as in round_rows.h, with a scale and a zero for each expert; NULL: inputs stay as they are. `int8_sizes` and
-   `workspace` as in linear_int8.c, with a scale for each expert; NULL: sums of floats.
+   `workspace` as in linear_int8.c, with a scale for each expert, or `bf16_sizes` as in linear_bf16.c; both NULL: sums of floats.
    out [TOKENS][TOP_K][OUT], or with `routing` [TOKENS][TOP_K] the weighted sums [TOKENS][OUT]. `inputs` [TOKENS * TOP_K][IN] and
    `rows` [TOKENS * TOP_K][OUT] are for this call alone. Returns 0, or -1 without memory. */
 int twofold_expert_linear(const ptrdiff_t *sizes, const void *const *tensors, const ptrdiff_t *rounding, const float *input_scales,
-                          const float *input_zeros, const ptrdiff_t *int8_sizes, void *workspace, const float *x,
-                          const int32_t *ids, float *inputs, float *rows, const float *routing, float *out) {
+                          const float *input_zeros, const ptrdiff_t *int8_sizes, const ptrdiff_t *bf16_sizes,
+                          void *workspace, const float *x, const int32_t *ids, float *inputs, float *rows, const float *routing,
+                          float *out) {
     struct experts e = {.sizes = sizes, .tensors = tensors, .rounding = rounding, .input_scales = input_scales,
-                        .input_zeros = input_zeros, .int8_sizes = int8_sizes, .workspace = workspace, .x = x, .ids = ids, .inputs = inputs, .rows = rows, .routing = routing,
-                        .out = out};
+                        .input_zeros = input_zeros, .int8_sizes = int8_sizes, .bf16_sizes = bf16_sizes,
+                        .workspace = workspace, .x = x, .ids = ids, .inputs = inputs, .rows = rows, .routing = routing, .out = out};
     ptrdiff_t choices = num_choices(&e), experts = sizes[EXPERTS];
     ptrdiff_t *numbers = malloc((choices + 2 * (experts + 1)) * sizeof *numbers);
     e.linears = malloc((experts + 1) * sizeof *e.linears);
@@ -186,8 +194,8 @@ int twofold_expert_linear(const ptrdiff_t *sizes, const void *const *tensors, co
     e.first_item = starts + experts + 1;
     sort_choices(&e, starts);
     team_run(gather, &e, choices, team_grain(PIECE_FLOATS, sizes[IN]));
-    if (int8_sizes)
-        multiply_int8(&e, starts);
+    if (int8_sizes || bf16_sizes)
+        multiply_one_by_one(&e, starts);
     else
         multiply_floats(&e, starts);
     if (routing)

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from ...quant.canonical import CanonicalWeight
+from . import linear_bf16, linear_int8
 from .library import functions
-from .linear_int8 import Int8Panels, sizes_with, workspace
+from .linear_bf16 import Bf16Panels
+from .linear_int8 import Int8Panels
 from .panels import DensePanels, LowBitPanels
 from .rounding import RoundedPanels, sizes_of
 
@@ -40,6 +42,14 @@ class Int8Inputs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Bf16Inputs:
+    """Inputs and weights in bfloat16: ``sizes`` and ``row_bytes`` as of ``Bf16Panels``."""
+
+    sizes: ctypes.Array[ctypes.c_ssize_t]
+    row_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ExpertPanels:
     """``weights`` keeps the panels alive that ``tensors`` points to, [E] of (floats or codes, scales, zeros, offsets,
     perm)."""
@@ -55,9 +65,10 @@ class ExpertPanels:
     scale_type: int = 0
     rounding: InputRounding | None = None
     int8: Int8Inputs | None = None
+    bf16: Bf16Inputs | None = None
 
 
-Prepared = DensePanels | LowBitPanels | RoundedPanels | Int8Panels
+Prepared = DensePanels | LowBitPanels | RoundedPanels | Int8Panels | Bf16Panels
 
 
 def prepare(
@@ -73,6 +84,9 @@ def prepare(
         return replace(panels, rounding=_rounding(rounded))
     if int8 := [part for part in parts if isinstance(part, Int8Panels)]:
         return replace(panels, int8=_int8_inputs(int8, panels.scale_type))
+    if bf16 := [part for part in parts if isinstance(part, Bf16Panels)]:
+        sizes = linear_bf16.sizes_with(bf16[0].sizes, panels.scale_type)
+        return replace(panels, bf16=Bf16Inputs(sizes, bf16[0].row_bytes))
     return panels
 
 
@@ -85,7 +99,7 @@ def _rounding(parts: Sequence[RoundedPanels]) -> InputRounding:
 def _int8_inputs(parts: Sequence[Int8Panels], scale_type: int) -> Int8Inputs:
     first = parts[0]
     scales = (ctypes.c_float * len(parts))(*(part.input_scale for part in parts))
-    return Int8Inputs(sizes_with(first.sizes, scale_type), scales, first.row_bytes)
+    return Int8Inputs(linear_int8.sizes_with(first.sizes, scale_type), scales, first.row_bytes)
 
 
 def of_panels(panels: Sequence[DensePanels | LowBitPanels]) -> ExpertPanels:
@@ -148,7 +162,7 @@ def expert_linear(
         experts.bits,
         experts.scale_type,
     )
-    buffer = workspace(choices, 0 if experts.int8 is None else experts.int8.row_bytes)
+    buffer = _workspace(experts, choices)
     failed = functions.twofold_expert_linear(
         sizes,
         experts.tensors,
@@ -165,10 +179,19 @@ def expert_linear(
     return out
 
 
+def _workspace(experts: ExpertPanels, rows: int) -> Tensor:
+    """What a product of so many rows writes to."""
+    if experts.bf16 is not None:
+        return linear_bf16.workspace(rows, experts.bf16.row_bytes)
+    return linear_int8.workspace(rows, 0 if experts.int8 is None else experts.int8.row_bytes)
+
+
 def _inputs(experts: ExpertPanels, buffer: Tensor) -> tuple[Any, ...]:
-    """What C is told about inputs: how they are rounded, scales, zeros, sizes for 8 bits, and a workspace."""
+    """What C is told about inputs: how they are rounded, scales, zeros, sizes for 8 or 16 bits, and a workspace."""
     if (int8 := experts.int8) is not None:
-        return None, int8.scales, None, int8.sizes, buffer.data_ptr()
+        return None, int8.scales, None, int8.sizes, None, buffer.data_ptr()
+    if (bf16 := experts.bf16) is not None:
+        return None, None, None, None, bf16.sizes, buffer.data_ptr()
     if (rounding := experts.rounding) is not None:
-        return rounding.how, rounding.scales, rounding.zeros, None, None
-    return None, None, None, None, None
+        return rounding.how, rounding.scales, rounding.zeros, None, None, None
+    return None, None, None, None, None, None

@@ -51,4 +51,8 @@ void linear_run_items(void *arg, ptrdiff_t first, ptrdiff_t last);
 /* A product with x in 8 bits, in linear_int8.c. */
 void twofold_linear_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, const void *const *tensors, const ptrdiff_t *sizes,
                          float input_scale, void *workspace, const float *bias, float *y);
+
+/* A product in bfloat16, in linear_bf16.c. */
+void twofold_linear_bf16(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, const void *const *tensors, const ptrdiff_t *sizes,
+                         void *workspace, const float *bias, float *y);
 #endif

@@ -22,7 +22,10 @@ SIGNATURES: dict[str, list[type]] = {
     "twofold_linear_low_bit": [_P, _N, _N, _N, _N, _P, _P, _P, _P, _I, _N, _N, _N, _I, _P, _P, _N],
     "twofold_round_rows": [_P, _N, _N, _N, _P, _F, _F, _P],
     "twofold_linear_int8": [_P, _N, _N, _P, _P, _F, _P, _P, _P],
-    "twofold_expert_linear": [_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P],
+    "twofold_bf16_tiles": [],
+    "twofold_pack_bf16_steps": [_P, _N, _N, _I, _U, _N, _N, _P],
+    "twofold_linear_bf16": [_P, _N, _N, _P, _P, _P, _P, _P],
+    "twofold_expert_linear": [_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P],
     "twofold_paged_attention": [_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _F, _F],
     "twofold_draw_tokens": [_P, _N, _N, _N, _P, _P, _P, _P, _P, _P],
     "twofold_edit_logits": [_P, _N, _N, _P, _P, _P, _P, _P, _P, _P],
@@ -44,7 +47,7 @@ SIGNATURES: dict[str, list[type]] = {
     "twofold_tape_run": [_P, _N, _P],
 }
 
-RETURNING = ("twofold_panel_width", "twofold_expert_linear", "twofold_tape_run")
+RETURNING = ("twofold_panel_width", "twofold_bf16_tiles", "twofold_expert_linear", "twofold_tape_run")
 
 # Calls that no recorded step makes; all others can be recorded.
 _NOT_RECORDED = (
@@ -53,6 +56,8 @@ _NOT_RECORDED = (
     "twofold_advise_large_pages",
     "twofold_spread_pages",
     "twofold_panel_width",
+    "twofold_bf16_tiles",
+    "twofold_pack_bf16_steps",
     "twofold_split_words",
     "twofold_interleaved_stream",
     "twofold_gather_codes",

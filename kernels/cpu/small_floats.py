@@ -33,7 +33,7 @@ class SmallFloatAssembly:
 
     def __init__(self, problem: LinearProblem) -> None:
         columns = problem.in_features
-        group_size = _group_size(problem)
+        group_size = scale_group(problem)
         self._codes_scheme = WeightOnly(_bits(problem.scheme), -1 if group_size >= columns else group_size)
         self._panels = LowBitAssembly(replace(problem, scheme=self._codes_scheme))
         self._input = rounding.InputOfParts()
@@ -61,7 +61,7 @@ def prepare(weight: CanonicalWeight, dtype: torch.dtype) -> LowBitPanels | Round
 def num_bytes(problem: LinearProblem, stored: int) -> int:
     """Memory of the panels: codes in their bits, a scale per output feature and group of input features."""
     scheme, shape = problem.scheme, (problem.out_features, problem.in_features)
-    groups = -(-problem.in_features // _group_size(problem))
+    groups = -(-problem.in_features // scale_group(problem))
     if isinstance(scheme, MicroScaled):
         scale_bytes = 2 if scheme.power_of_two else 4
     else:
@@ -84,7 +84,7 @@ def _bits(scheme: Fp8 | MicroScaled) -> int:
     return 4 if isinstance(scheme, MicroScaled) and scheme.element is Element.FP4 else 8
 
 
-def _group_size(problem: LinearProblem) -> int:
+def scale_group(problem: LinearProblem) -> int:
     scheme = problem.scheme
     if isinstance(scheme, MicroScaled):
         return scheme.group_size

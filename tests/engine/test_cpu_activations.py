@@ -1,4 +1,4 @@
-"""Inputs in 8 bits through the whole engine: kernels, tokens alone and in a batch, refusals."""
+"""Inputs in 8 and 16 bits through the whole engine: kernels, tokens alone and in a batch, refusals."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from twofold import LLM, SamplingParams
 from twofold.engine.config import EngineConfig
 from twofold.engine.core.loading import load_parts
 from twofold.errors import ConfigError
+from twofold.kernels.cpu import linear_bf16
 from twofold.kernels.cpu.library import unavailable
 
 TinyModel = Callable[..., Path]
 
 
+needs_tiles = pytest.mark.skipif(linear_bf16.missing() is not None, reason=f"no bf16: {linear_bf16.missing()}")
+
+
 @pytest.mark.skipif(unavailable() is not None, reason="no compiled kernels")
-def test_a_request_gets_the_same_tokens_alone_and_among_others(tiny_model: TinyModel) -> None:
+@pytest.mark.parametrize("mode", ["int8", pytest.param("bf16", marks=needs_tiles)])
+def test_a_request_gets_the_same_tokens_alone_and_among_others(tiny_model: TinyModel, mode: str) -> None:
     model = str(tiny_model())
     prompts = [[(7 * index + 3 * place) % 256 for place in range(5 + 9 * index)] for index in range(8)]
     sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    with LLM(model, device="cpu", dtype="float32", quantization="int4", cpu_activations="int8", num_threads=2) as llm:
+    with LLM(model, device="cpu", dtype="float32", quantization="int4", cpu_activations=mode, num_threads=2) as llm:
         together = llm.generate(prompts, sampling, progress=False)
         alone = [llm.generate([prompt], sampling, progress=False)[0] for prompt in prompts[::4]]
     tokens = [output.outputs[0].token_ids for output in together]
@@ -28,7 +33,14 @@ def test_a_request_gets_the_same_tokens_alone_and_among_others(tiny_model: TinyM
 
 
 @pytest.mark.skipif(unavailable() is not None, reason="no compiled kernels")
-@pytest.mark.parametrize(("mode", "kernel"), [("exact", "c_low_bit_float32"), ("int8", "c_int8_activations")])
+@pytest.mark.parametrize(
+    ("mode", "kernel"),
+    [
+        ("exact", "c_low_bit_float32"),
+        ("int8", "c_int8_activations"),
+        pytest.param("bf16", "c_bf16", marks=needs_tiles),
+    ],
+)
 def test_the_report_names_the_kernel(tiny_model: TinyModel, mode: str, kernel: str) -> None:
     config = EngineConfig(
         model=str(tiny_model()), device="cpu", dtype="float32", quantization="int4", cpu_activations=mode, num_threads=1
@@ -38,5 +50,5 @@ def test_the_report_names_the_kernel(tiny_model: TinyModel, mode: str, kernel: s
 
 
 def test_other_values_are_refused() -> None:
-    with pytest.raises(ConfigError, match="cpu_activations is 'int4'; it must be one of exact, int8"):
+    with pytest.raises(ConfigError, match="cpu_activations is 'int4'; it must be one of exact, int8, bf16"):
         EngineConfig(model="m", cpu_activations="int4")

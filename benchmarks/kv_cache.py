@@ -16,7 +16,7 @@ from twofold.kernels.cpu.attention import paged_attention, write_kv
 from twofold.kernels.kv_layout import KVCache, allocate_kv_cache, kv_block_bytes
 from twofold.platforms import cpu_threads
 
-TYPES = {"float32": torch.float32, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 BLOCK_SIZE = 16
 
 

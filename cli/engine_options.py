@@ -29,7 +29,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "block_size": {"type": positive_int, "metavar": "N", "help": "tokens in one block of the KV cache, a power of two"},
     "kv_cache_dtype": {
         "choices": KV_CACHE_DTYPES,
-        "help": "how keys and values are stored; fp8 and int8 take a quarter of float32 (auto: as activations)",
+        "help": "how keys and values are stored; bfloat16 takes half of float32, fp8 and int8 a quarter "
+        "(auto: as activations)",
     },
     "cpu_activations": {
         "choices": CPU_ACTIVATIONS,

@@ -33,7 +33,7 @@ class SchemePlan:
 
     ``weight_bytes``        parameters, each once, in the canonical layout.
     ``memory_bytes``        what the kernels of this device keep of them: more where they expand or copy.
-    ``kv_cache_dtype``      auto, fp8 or int8; ``kv_dtype`` what that is here.
+    ``kv_cache_dtype``      auto, bfloat16, fp8 or int8; ``kv_dtype`` what that is here.
     ``kv_bytes_per_token``  keys, values and their scales in all layers.
     ``attention``           the kernel that reads the cache.
     ``kv_tokens``           what the KV cache holds beside the weights; ``num_blocks`` of it the engine would allocate.

@@ -172,7 +172,7 @@ def _low_high(scale: float | tuple[float, ...]) -> tuple[float, float]:
 def why_unused(num_layers: int, made_for: str, option: str) -> str:
     """Why a checkpoint's scales for ``num_layers`` layers are not used with a ``kv_cache_dtype``, for the log."""
     has = f"the checkpoint has KV-cache scales for {num_layers} layers, made for {made_for}"
-    if option == "auto":
+    if option in ("auto", "bfloat16"):
         return (
             f"{has}; they are not used, because the cache is not quantized unless asked for: "
             f"--kv-cache-dtype {made_for} uses them"

@@ -40,7 +40,7 @@ def survey_model(
 ) -> Survey:
     """Survey a model for a device. Raises what loading it would: CheckpointError, ConfigError, UnsupportedError.
 
-    ``quantization`` is what would be done at load: int8, int4 or fp8; ``kv_cache_dtype`` auto, fp8 or int8;
+    ``quantization`` is what would be done at load: int8, int4 or fp8; ``kv_cache_dtype`` auto, bfloat16, fp8 or int8;
     with ``allow_pickle`` the tensors' sizes may be read from pickles.
     """
     config = load_model_config(files)

@@ -1,4 +1,4 @@
-"""Attention over a block table in C: float32 arithmetic, float32 or 8-bit caches."""
+"""Attention over a block table in C: float32 activations; float32, bfloat16 or 8-bit caches."""
 
 from __future__ import annotations
 

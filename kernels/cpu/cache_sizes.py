@@ -7,7 +7,7 @@ import torch
 from ..kv_layout import KVCache
 
 # As ``enum element`` in codes.h.
-_ELEMENTS = {torch.float32: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
+_ELEMENTS = {torch.float32: 0, torch.int8: 1, torch.float8_e4m3fn: 2, torch.bfloat16: 3}
 KV_DTYPES = tuple(_ELEMENTS)
 NUM_SIZES = 16
 
@@ -27,7 +27,7 @@ def cache_sizes(cache: KVCache) -> tuple[int, ...]:
 
 
 def cache_pointers(cache: KVCache) -> tuple[int, int, int | None, int | None]:
-    """Addresses of key, value, key scale and value scale, the last two None for float32."""
+    """Addresses of key, value, key scale and value scale, the last two None for floats."""
     key_scale, value_scale = cache.key_scale, cache.value_scale
     return (
         cache.key.data_ptr(),

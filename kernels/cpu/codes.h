@@ -1,11 +1,12 @@
-/* Elements of a KV cache: float32, or 8-bit codes that a scale turns into numbers. */
+/* Elements of a KV cache: float32, bfloat16, or 8-bit codes that a scale turns into numbers. */
 #ifndef TWOFOLD_CODES_H
 #define TWOFOLD_CODES_H
 
+#include "groups.h"
 #include "simd.h"
 
 /* As in kernels/cpu/cache_sizes.py. */
-enum element { FLOAT32, INT8, E4M3 };
+enum element { FLOAT32, INT8, E4M3, BFLOAT16 };
 
 /* e4m3 codes decode to their number over 2^8, which half floats hold; whoever multiplies by the scale makes up for it. */
 #define E4M3_UNIT 256.0f
@@ -14,7 +15,9 @@ enum element { FLOAT32, INT8, E4M3 };
 
 typedef int8_t vb __attribute__((vector_size(LANES)));
 
-INLINE size_t element_size(enum element kind) { return kind == FLOAT32 ? sizeof(float) : 1; }
+INLINE size_t element_size(enum element kind) {
+    return kind == FLOAT32 ? sizeof(float) : kind == BFLOAT16 ? sizeof(uint16_t) : 1;
+}
 
 INLINE float code_unit(enum element kind) { return kind == E4M3 ? E4M3_UNIT : 1.0f; }
 
@@ -51,11 +54,13 @@ INLINE vf load_e4m3(const int8_t *p) {
 INLINE vf load_elements(const enum element kind, const char *data, ptrdiff_t index) {
     if (kind == INT8) return to_float(load_bytes((const int8_t *)data + index));
     if (kind == E4M3) return load_e4m3((const int8_t *)data + index);
+    if (kind == BFLOAT16) return load_bfloats((const uint16_t *)data + index);
     return load((const float *)data + index);
 }
 
 INLINE float load_element(const enum element kind, const char *data, ptrdiff_t index) {
     if (kind == FLOAT32) return ((const float *)data)[index];
+    if (kind == BFLOAT16) return float_at(data, BFLOATS16, index);
     int code = ((const int8_t *)data)[index];
     if (kind == INT8) return (float)code;
     int size = code & 0x7F;
@@ -88,5 +93,13 @@ INLINE int8_t e4m3_code(float x) {
     uint32_t normal = (bits + 0x7FFFF + (bits >> 20 & 1)) >> 20;
     uint32_t small = (uint32_t)nearest((x < 0.0f ? -x : x) * 512.0f);
     return (int8_t)(sign | (bits < 121u << 23 ? small : normal - (120u << 3)));
+}
+
+/* The bfloat16 nearest to x, ties to even; NaN stays NaN. */
+INLINE uint16_t bfloat_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    return (uint16_t)((bits & 0x7FFFFFFF) > 0x7F800000 ? bits >> 16 | 0x40 : rounded);
 }
 #endif

@@ -114,6 +114,30 @@ INLINE vf vexp(vf x) {
     return choose(x < splat(-87.3f), splat(0.0f), p * (vf)power);
 }
 
+/* 2^x for x that are not large, to about 2 ulp; exactly 0 below -126, NaN stays NaN. 1 + x q(x) of least relative error. */
+INLINE vf vexp2(vf x) {
+#if defined(__AVX512F__)
+    vf n = (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    const float shift = 12582912.0f; /* 1.5 * 2^23: adding and subtracting it rounds to an integer */
+    vf n = (vmax(x, splat(-126.0f)) + splat(shift)) - splat(shift);
+#endif
+    vf r = x - n;
+    vf p = splat(0x1.5bba14p-10f);
+    p = p * r + splat(0x1.3cea88p-7f);
+    p = p * r + splat(0x1.c6b752p-5f);
+    p = p * r + splat(0x1.ebf9bcp-3f);
+    p = p * r + splat(0x1.62e42ap-1f);
+    p = p * r + splat(1.0f);
+#if defined(__AVX512F__)
+    __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+    return (vf)_mm512_maskz_scalef_ps(counts, (__m512)p, (__m512)n);
+#else
+    vi power = (__builtin_convertvector(n, vi) + splat_int(127)) << 23;
+    return choose(x < splat(-126.0f), splat(0.0f), p * (vf)power);
+#endif
+}
+
 /* limit * tanh(x / limit). */
 INLINE vf capped(vf x, float limit) {
     vf e = vexp(vmin(x * splat(2.0f / limit), splat(80.0f)));

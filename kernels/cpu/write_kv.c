@@ -1,4 +1,4 @@
-/* New keys and values into the paged cache: float32 as they are, 8-bit ones divided by a scale per token and head. */
+/* New keys and values into the paged cache: float32 as they are, bfloat16 rounded, 8-bit ones divided by a scale per token and head. */
 #include <math.h>
 
 #include "codes.h"
@@ -33,6 +33,13 @@ static void store_floats(float *target, ptrdiff_t stride, const float *source, p
         memcpy(target, source, (size_t)size * sizeof(float));
     else
         for (ptrdiff_t d = 0; d < size; d++) target[d * stride] = source[d];
+}
+
+static void store_bfloats(uint16_t *target, ptrdiff_t stride, const float *source, ptrdiff_t size) {
+    if (stride == 1)
+        for (ptrdiff_t d = 0; d < size; d++) target[d] = bfloat_of(source[d]);
+    else
+        for (ptrdiff_t d = 0; d < size; d++) target[d * stride] = bfloat_of(source[d]);
 }
 
 /* The largest magnitude over the code's limit; NaN where one is. */
@@ -71,6 +78,10 @@ static void write_token(const struct write *p, const struct cache_write *w, ptrd
         ptrdiff_t place = block * w->strides[0] + offset * w->strides[1] + h * w->strides[2];
         if (p->kind == FLOAT32) {
             store_floats((float *)w->cache + place, w->strides[3], source, p->size);
+            continue;
+        }
+        if (p->kind == BFLOAT16) {
+            store_bfloats((uint16_t *)w->cache + place, w->strides[3], source, p->size);
             continue;
         }
         float *scale = w->scale + block * w->scale_strides[0] + offset * w->scale_strides[1] + h * w->scale_strides[2];

@@ -33,11 +33,12 @@ def test_json(tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture) ->
     assert cli.main(["plan", str(tiny_model("qwen3")), *options, "--quantization", "int4"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["dtype"] == "float16" and plan["free_bytes"] == 1 << 30
-    assert [row["kv_cache_dtype"] for row in plan["plans"]] == ["auto", "fp8", "int8"]
+    assert [row["kv_cache_dtype"] for row in plan["plans"]] == ["auto", "bfloat16", "fp8", "int8"]
     for row in plan["plans"]:
         assert row["quantization"] == "int4" and set(row["requests"]) == {"100", "200"}
         assert row["requests"]["100"] > row["requests"]["200"] > 0
-    plain, *others = (row["kv_tokens"] for row in plan["plans"])
+    plain, other_halves, *others = (row["kv_tokens"] for row in plan["plans"])
+    assert plain == other_halves
     assert all(plain < tokens < 2 * plain for tokens in others)  # 32 features and a scale against 32 halves
     assert (
         cli.main(["plan", str(tiny_model("qwen3")), *options, "--quantization", "int4", "--kv-cache-dtype", "int8"])

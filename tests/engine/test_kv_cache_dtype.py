@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits through the whole engine: tokens, logits, calibrated scales, refusals."""
+"""Keys and values in 8 and 16 bits through the whole engine: tokens, logits, calibrated scales, refusals."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def assert_same(first: dict[Any, Any], second: dict[Any, Any]) -> None:
         assert values[0] == pytest.approx(values[1], abs=1e-4), key
 
 
-@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("kind", [*DTYPES, "bfloat16"])
 def test_no_decision_of_the_scheduler_shows(tiny_model: TinyModel, kind: str) -> None:
     model, work = tiny_model("llama"), requests(6)
     plain = core_of(model, kind)
@@ -79,7 +79,7 @@ def test_no_decision_of_the_scheduler_shows(tiny_model: TinyModel, kind: str) ->
     check_idle(plain)
 
 
-@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("kind", [*DTYPES, "bfloat16"])
 def test_preemption_and_forks(tiny_model: TinyModel, kind: str) -> None:
     model, work = tiny_model("llama"), requests(6, max_tokens=40)
     roomy = core_of(model, kind)
@@ -139,7 +139,7 @@ each of them is rounded to eight bits? Very little, if every row of numbers brin
 
 
 def test_smollm2() -> None:
-    """A real model: how far 8 bits move the next token's distribution, and that they move it where they should."""
+    """A real model: how far bfloat16 and 8 bits move the next token's distribution, and these where they should."""
     tokens = list(load_tokenizer(smollm2_files()).encode(PROSE))
     model = load(smollm2_files().path)
 
@@ -150,6 +150,7 @@ def test_smollm2() -> None:
         return logits_of(model, tokens)
 
     plain = logits_with(torch.float32).log_softmax(-1)
+    assert 0 < divergence(plain, logits_with(torch.bfloat16).log_softmax(-1)) < 0.001
     for dtype, limit in ((torch.int8, 0.003), (torch.float8_e4m3fn, 0.015)):
         found = logits_with(dtype).log_softmax(-1)
         expected = judge_logits_rounded(smollm2_judge(), tokens, dtype).log_softmax(-1)
@@ -190,7 +191,8 @@ def test_scales_made_for_fp8_are_not_used_for_int8_nor_without_being_asked(caplo
         pytest.skip("the shared checkpoints are not here")
     stored = reference(folder)
     errors = {}
-    for kind, words in (("auto", "--kv-cache-dtype fp8 uses them"), ("int8", "int8 does not use them"), ("fp8", "")):
+    unused = "--kv-cache-dtype fp8 uses them"
+    for kind, words in (("auto", unused), ("bfloat16", unused), ("int8", "int8 does not use them"), ("fp8", "")):
         caplog.clear()
         with caplog.at_level(logging.INFO):
             model = load(folder, kv_cache_dtype=kind)
@@ -221,6 +223,7 @@ def test_the_type_follows_the_device(gpu: Callable[[str], Any]) -> None:
     assert kv_cache_type("fp8", half, spec, None) == KVCacheType(torch.float8_e4m3fnuz, True)
     assert kv_cache_type("fp8", half, gpu("sm_80"), None) == KVCacheType(torch.float8_e4m3fn, True)
     assert kv_cache_type("int8", half, spec, None) == KVCacheType(torch.int8, False)
+    assert kv_cache_type("bfloat16", half, spec, {"kv_cache_scheme": "static"}) == KVCacheType(torch.bfloat16, False)
     integers = {"kv_cache_scheme": {"type": "int", "num_bits": 8}}
     assert kv_cache_type("int8", half, spec, integers) == KVCacheType(torch.int8, True)
     assert kv_cache_type("fp8", half, spec, integers) == KVCacheType(torch.float8_e4m3fnuz, False)
@@ -235,7 +238,7 @@ def gpu() -> Iterator[Callable[[str], Any]]:
 
 def test_wrong_values_and_the_report(tiny_model: TinyModel, capsys: pytest.CaptureFixture) -> None:
     for value in ("fp4", "float16", None, 8):
-        with pytest.raises(ConfigError, match=r"kv_cache_dtype is .* it must be one of auto, fp8, int8"):
+        with pytest.raises(ConfigError, match=r"kv_cache_dtype is .* it must be one of auto, bfloat16, fp8, int8"):
             EngineConfig(model="m", kv_cache_dtype=value)  # type: ignore[arg-type]
     with pytest.raises(SystemExit):
         main(["doctor", "m", "--kv-cache-dtype", "int4"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -138,6 +139,26 @@ def check_attention() -> None:
             assert torch.equal(case.value_cache[slots // block_size, slots % block_size], value)
 
 
+def check_bfloat_cache() -> None:
+    """Where products are of bfloat16 a weight is rounded by at most 2^-8 of itself."""
+    lengths = [(1, 1), (1, 200), (45, 130), (7, 7), (2, 700)]
+    for head_size, block_size in ((64, 16), (80, 16), (20, 4), (5, 1), (33, 48)):
+        for window, soft_cap in ((None, 0.0), (300, 2.0)):
+            case = make_case(
+                lengths, num_heads=6, num_kv_heads=2, head_size=head_size, block_size=block_size, dtype=torch.bfloat16
+            )
+            result = attention.paged_attention(case.query.float(), case.cache, case.batch, 0.3, window, soft_cap)
+            expected = expected_attention(case, 0.3, window, soft_cap)
+            sizes = dataclasses.replace(case, values=[value.abs() for value in case.values])
+            limit = expected_attention(sizes, 0.3, window, soft_cap) * 2**-8 + 2e-5
+            assert ((result.double() - expected).abs() <= limit).all(), (head_size, window)
+            key, value = torch.randn(2, case.query.shape[0], 2, head_size)
+            attention.write_kv(key, value, case.cache, case.batch.slot_mapping)
+            slots = case.batch.slot_mapping
+            assert torch.equal(case.key_cache[slots // block_size, slots % block_size], key.bfloat16())
+            assert torch.equal(case.value_cache[slots // block_size, slots % block_size], value.bfloat16())
+
+
 def check_eight_bit_cache() -> None:
     lengths = [(1, 1), (1, 200), (45, 130), (7, 7), (2, 700)]
     for dtype in DTYPES:
@@ -191,6 +212,7 @@ def main(path: str) -> None:
     check_small_floats()
     check_rounding_experts()
     check_attention()
+    check_bfloat_cache()
     check_eight_bit_cache()
     check_elementwise()
     check_sampling()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +172,9 @@ def _vllm(model: str, threads: int) -> list[Peer]:
 
 def _transformers(model: str, threads: int) -> list[Peer]:
     python = os.environ.get("TRANSFORMERS_PYTHON", sys.executable)
-    if subprocess.run([python, "-c", "import transformers"], capture_output=True).returncode:
-        return []
     version = _module_version(python, "transformers")
+    if not version:
+        return []
     return [
         _child(f"{kind}:{dtype}", python, [kind, model, str(threads), dtype], version)
         for kind in ("transformers", "transformers-cb")
@@ -212,7 +213,8 @@ def _folder_bytes(model: str, size: int) -> int:
     return sum(file.stat().st_size for file in Path(model).glob("*.safetensors")) * size // stored
 
 
+@cache
 def _gguf_bytes(path: str) -> int:
-    from gguf import GGUFReader
+    from twofold.engine.weights.gguf_reader import Reader
 
-    return int(Path(path).stat().st_size - GGUFReader(path).data_offset)
+    return int(Path(path).stat().st_size - Reader(path).data_offset)

@@ -1,7 +1,7 @@
-"""Rearrangements of packed words that compiled code does many times faster than torch's operations.
+"""What compiled code does many times faster than torch's operations: words rearranged, loops over columns.
 
-This room knows no kernels: whoever has such code offers it here, and readers of formats use what is offered, or else do
-the same in torch.
+This room knows no kernels: whoever has such code offers it here, and readers of formats and methods use what is
+offered, or else do the same in torch.
 """
 
 from __future__ import annotations

@@ -61,7 +61,10 @@ def quantize_model(
     cannot be quantized. ``output`` appears complete or not at all; the same call after an interruption goes on behind
     the last finished layer.
     """
+    from ..kernels.cpu.gptq import offer_gptq  # This room knows kernels by what they offer alone.
+
     started = time.perf_counter()
+    offer_gptq()
     spec = parse_quantize_spec(spec) if isinstance(spec, str) else spec
     writer_for(spec)  # Refuses what no format can hold before anything is fetched.
     if max_shard_bytes < 1:

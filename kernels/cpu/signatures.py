@@ -18,6 +18,9 @@ SIGNATURES: dict[str, list[type]] = {
     "twofold_split_words": [_P, _N, _P],
     "twofold_interleaved_stream": [_P, _N, _N, _P],
     "twofold_gather_codes": [_P, _N, _P, _N, _I, _P],
+    "twofold_gptq_round": [_P, _N, _P, _N, _N, _P, _P, _P, _F, _P, _P],
+    "twofold_gptq_move": [_P, _P, _N, _P, _P, _N, _N, _P, _P, _P, _F, _P, _P],
+    "twofold_search_grids": [_P, _N, _N, _P, _N, _F, _N, _I, _P, _P],
     "twofold_linear_dense": [_P, _N, _N, _N, _N, _P, _P, _P, _N],
     "twofold_linear_low_bit": [_P, _N, _N, _N, _N, _P, _P, _P, _P, _I, _N, _N, _N, _I, _P, _P, _N],
     "twofold_round_rows": [_P, _N, _N, _N, _P, _F, _F, _P],
@@ -61,6 +64,9 @@ _NOT_RECORDED = (
     "twofold_split_words",
     "twofold_interleaved_stream",
     "twofold_gather_codes",
+    "twofold_gptq_round",
+    "twofold_gptq_move",
+    "twofold_search_grids",
     "twofold_tape_run",
 )
 

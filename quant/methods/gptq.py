@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..canonical import PackedWeight, dequantize
+from ..conversions import convert
 from ..packing import pack
 from ..scheme import WeightOnly
 from ..threads import over_rows
@@ -282,7 +283,9 @@ class _Sweep:
         self._zeros = torch.empty(shape, device=weight.device)
         self._codes = torch.empty_like(weight)
         # Of each column in rounding order: the group whose grid it is rounded on.
-        self._groups = self._group_of_column().tolist()
+        self._group_numbers = self._group_of_column()
+        self._groups = self._group_numbers.tolist()
+        self._top = 2**scheme.bits - 1
 
     def _group_of_column(self) -> Tensor:
         if self._static is not None:
@@ -303,21 +306,39 @@ class _Sweep:
             self._block(start, min(start + block, count))
 
     def _block(self, start: int, end: int) -> None:
+        has_grids = self._static is not None or self._size >= len(self._columns)
+        if not has_grids and end - start <= self._size:
+            if start % self._size == 0:
+                self._find_grid(start, min(start + self._size, len(self._columns)))
+            has_grids = True
+        errors = self._compiled_errors(start, end) if has_grids else None
+        if errors is None:
+            errors = self._errors(start, end, has_grids=has_grids)
+        self._weight[end:].addmm_(self._factor[start:end, end:].T, errors, alpha=-1)
+
+    def _compiled_errors(self, start: int, end: int) -> Tensor | None:
+        return convert(
+            "gptq_round", self._weight, self._factor, (start, end), self._scales, self._zeros, self._group_numbers,
+            self._top, self._codes,
+        )  # fmt: skip
+
+    def _errors(self, start: int, end: int, *, has_grids: bool) -> Tensor:
+        """Round the columns of a block, each making up for the errors of those before it; their errors."""
         errors = torch.empty_like(self._weight[start:end])
         for column in range(start, end):
-            if self._static is None and self._size < len(self._columns) and column % self._size == 0:
+            if not has_grids and column % self._size == 0:
                 self._find_grid(column, min(column + self._size, len(self._columns)))
             error = self._round(column)
             errors[column - start] = error
             self._weight[column + 1 : end].addr_(self._factor[column, column + 1 : end], error, alpha=-1)
-        self._weight[end:].addmm_(self._factor[start:end, end:].T, errors, alpha=-1)
+        return errors
 
     def _round(self, column: int) -> Tensor:
         """Fix the codes of one column; returns its error [N] in units of its factor."""
         group = self._groups[column]
         scale, zero = self._scales[group], self._zeros[group]
         values = self._weight[column]
-        codes = torch.div(values, scale).round_().add_(zero).clamp_(0, 2**self._scheme.bits - 1)
+        codes = torch.div(values, scale).round_().add_(zero).clamp_(0, self._top)
         self._codes[column] = codes
         return codes.sub_(zero).mul_(scale).neg_().add_(values).div_(self._factor[column, column])
 
@@ -340,7 +361,7 @@ class _Sweep:
                 place = self._columns[:: self._size] // self._size
                 scales, zeros = torch.empty_like(scales), torch.empty_like(zeros)
                 scales[place], zeros[place] = self._scales, self._zeros
-        return Codes(codes, scales, zeros, min(self._size, len(codes)), 2**self._scheme.bits - 1)
+        return Codes(codes, scales, zeros, min(self._size, len(codes)), self._top)
 
 
 def _packed(codes: Codes, scheme: WeightOnly, perm: Tensor | None) -> PackedWeight:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..conversions import convert
 from ..scheme import WeightOnly
 
 # Smallest fraction of a group's range that is tried, by bits: the fewer levels, the more clipping pays.
@@ -84,6 +85,10 @@ def search_grid(
     ``positive``: no negative scales, which point a symmetric grid's longer end the other way.
     """
     top = 2**scheme.bits - 1
+    if importance is None and not scheme.symmetric:
+        found = convert("search_grids", groups, _fractions(scheme), top, NUM_FITS, positive)
+        if found is not None:
+            return GroupGrid(found[0], found[1])
     weigh = _weigher(groups, importance)
     best: GroupGrid | None = None
     best_error = torch.empty(0)
@@ -110,8 +115,13 @@ def _weigher(groups: Tensor, importance: Tensor | None) -> Weigh:
     return lambda values: values * importance
 
 
+def _fractions(scheme: WeightOnly) -> list[float]:
+    """Of a group's range, in the order they are tried in."""
+    return [1 - index * STEP for index in range(round((1 - SMALLEST_RANGE[scheme.bits]) / STEP) + 1)]
+
+
 def _candidates(groups: Tensor, scheme: WeightOnly, top: int, *, positive: bool) -> Iterator[GroupGrid]:
-    fractions = [1 - index * STEP for index in range(round((1 - SMALLEST_RANGE[scheme.bits]) / STEP) + 1)]
+    fractions = _fractions(scheme)
     if scheme.symmetric and positive:
         scale = groups.abs().amax(-1, keepdim=True) / (top // 2)
         for fraction in fractions:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 from twofold.errors import ConfigError
+from twofold.kernels.cpu.library import unavailable
 from twofold.quant import QuantizeSpec, ensure, ensure_quantized
 from twofold.quant.calibration import CalibrationSpec
 from twofold.storage import StorageError
@@ -21,6 +22,7 @@ TinyModel = Callable[..., Path]
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """A fresh cache, and a list that grows with each real run of the quantizer."""
+    unavailable()  # The kernels are not compiled into the fresh cache.
     monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / "cache"))
     made: list[str] = []
     original = ensure.quantize_model

@@ -21,6 +21,7 @@ from twofold.kernels.cpu import (
     attention,
     elementwise,
     experts,
+    gptq,
     library,
     linear,
     linear_int8,
@@ -201,6 +202,21 @@ def check_sampling() -> None:
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-6)
 
 
+def check_gptq() -> None:
+    for rows in (1, 37, 70):
+        scales, zeros, codes = torch.rand(2, rows) + 0.1, torch.zeros(2, rows), torch.empty(33, rows)
+        rest = (scales, zeros, torch.arange(33) % 2, 15, codes)
+        weight = torch.randn(33, rows)
+        errors = gptq.round_columns(weight.clone(), torch.eye(33), (1, 33), *rest)
+        assert errors is not None
+        torch.testing.assert_close(codes[1:], (weight / scales[torch.arange(33) % 2]).round().clamp(0, 15)[1:])
+        steps = torch.full((33,), -1.0)
+        changes = gptq.move_codes(weight, torch.zeros(33, rows), torch.eye(33), steps, (0, 33), *rest)
+        assert changes is not None
+    found = gptq.search_grids(torch.randn(rows, 3, 64), [1.0, 0.9], 15, 2, False)
+    assert found is None or bool((found[0] > 0).all())
+
+
 def main(path: str) -> None:
     opened = library.open_library(Path(path))
     library.load = lambda: opened  # type: ignore[assignment]
@@ -216,6 +232,7 @@ def main(path: str) -> None:
     check_eight_bit_cache()
     check_elementwise()
     check_sampling()
+    check_gptq()
     check_tape()
 
 

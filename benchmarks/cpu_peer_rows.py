@@ -113,6 +113,7 @@ def _llama_cpp(gguf: Sequence[str], threads: int) -> list[Peer]:
     version = os.environ.get("LLAMA_VERSION") or (told.stderr + told.stdout).strip().splitlines()[0]
     words = ["-t", str(threads), "-tb", str(threads), "-np", "32", "-c", "36864", "--no-kv-unified", "-b", "2048"]
     words += ["-ub", "512", "--fit", "off", "--host", "127.0.0.1", "--port", "{port}"]
+    words += os.environ.get("LLAMA_ARGS", "").split()
     return [
         Peer(
             name=f"llama.cpp:{Path(path).stem}",

@@ -5,7 +5,8 @@
 MODEL is a folder of a 16- or 32-bit checkpoint in Hugging Face layout, each FILE the same model in GGUF; or a model
 of the catalogue in GGUF, which is fetched and written as a float32 folder, too. Peers are found by
 
-    LLAMA_SERVER     llama.cpp's llama-server (default: the one on PATH); serves every GGUF file; LLAMA_VERSION names it
+    LLAMA_SERVER     llama.cpp's llama-server (default: the one on PATH); serves every GGUF file; LLAMA_VERSION names
+                     it, and LLAMA_ARGS are more options for it
     OPENVINO_PYTHON  a Python with openvino-genai, and
     OPENVINO_MODELS  a folder with one folder for each exported model (openvino_models.py writes it)
     VLLM_PYTHON      a Python with vLLM's CPU build

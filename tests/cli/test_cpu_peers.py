@@ -3,6 +3,7 @@
 The tables' arithmetic is checked on made-up figures.
 """
 
+import importlib
 import json
 import os
 import subprocess
@@ -117,6 +118,15 @@ def test_every_way_of_inputs_is_a_row(model: Path) -> None:
     assert {"twofold:int8", "twofold:float32", "twofold:bf16", *ways} <= set(rows)
     assert "twofold:bf16+int8" not in rows, "the same as without: inputs in 8 bits are for integer weights"
     assert "twofold:bf16" not in run(model, "--list").stdout.split()
+
+
+def test_llama_cpp_takes_more_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    rows = importlib.import_module("cpu_peer_rows")
+    for name, value in {"LLAMA_SERVER": "echo", "LLAMA_VERSION": "1", "LLAMA_ARGS": "-ub 1024 -fa on"}.items():
+        monkeypatch.setenv(name, value)
+    (row,) = rows._llama_cpp([str(tmp_path / "f16.gguf")], 2)
+    assert row.name == "llama.cpp:f16" and row.command[-4:] == ["-ub", "1024", "-fa", "on"]
 
 
 def test_unknown_rows_are_named_with_the_known_ones(model: Path) -> None:

@@ -28,15 +28,20 @@ class PlainProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearProblem:
-    """``y [T,N] = x [T,K] @ weight[N,K].T``; ``scheme`` is quant.scheme's, ``dtype`` the activations'."""
+    """``y [T,N] = x [T,K] @ weight[N,K].T``; ``scheme`` is quant.scheme's, ``dtype`` the activations'.
+
+    ``is_sensitive``: where a kernel rounds inputs, those of this layer cost answers more than most.
+    """
 
     scheme: Any
     in_features: int
     out_features: int
     dtype: torch.dtype
+    is_sensitive: bool = False
 
     def __str__(self) -> str:
-        return f"{self.out_features}x{self.in_features} {self.scheme} {dtype_name(self.dtype)}"
+        shape = f"{self.out_features}x{self.in_features} {self.scheme} {dtype_name(self.dtype)}"
+        return f"{shape}, sensitive" if self.is_sensitive else shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,10 +44,14 @@ class Linear:
         return torch.cat([part.run(x, part.prepared, part.bias) for part in self._parts], dim=-1)
 
 
-def prepare_part(weight: CanonicalWeight, bias: Tensor | None, dtype: torch.dtype, kernels: KernelSet) -> LinearPart:
+def prepare_part(
+    weight: CanonicalWeight, bias: Tensor | None, dtype: torch.dtype, kernels: KernelSet, *, is_sensitive: bool = False
+) -> LinearPart:
     """Choose the kernel for a weight and bring the weight into that kernel's layout."""
-    out_features, in_features = weight.shape
-    problem = LinearProblem(scheme=weight.scheme, in_features=in_features, out_features=out_features, dtype=dtype)
+    rows, columns = weight.shape
+    problem = LinearProblem(
+        scheme=weight.scheme, in_features=columns, out_features=rows, dtype=dtype, is_sensitive=is_sensitive
+    )
     candidate = kernels.select_candidate("linear", problem)
     assert candidate.prepare is not None, f"linear candidate {candidate.name} has no prepare"
     return linear_part(candidate, candidate.prepare(weight, dtype), bias)

@@ -47,7 +47,7 @@ def attention(config: ModelConfig, index: int, block_size: int, rope: RotaryEmbe
         q_norm = loader.norm(f"{prefix}.q_norm", q_width, config.norm_eps, config.norm_offset)
         k_norm = loader.norm(f"{prefix}.k_norm", k_width, config.norm_eps, config.norm_offset)
     return Attention(
-        loader.linear(qkv, hidden, bias=config.qkv_bias),
+        loader.linear(qkv, hidden, bias=config.qkv_bias, is_sensitive=True),
         loader.linear({f"{prefix}.o_proj": hidden}, q_size, bias=config.output_bias),
         rope,
         problem,

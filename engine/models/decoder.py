@@ -117,7 +117,7 @@ def _head(config: ModelConfig, loader: Loader, embedding: Embedding) -> Head | L
     if config.tie_word_embeddings:
         head = loader.tied_head("lm_head", embedding)
     else:
-        head = loader.linear({"lm_head": config.vocab_size}, config.hidden_size, bias=False)
+        head = loader.linear({"lm_head": config.vocab_size}, config.hidden_size, bias=False, is_sensitive=True)
     return Head(head, loader.kernels, config.logit_soft_cap)
 
 

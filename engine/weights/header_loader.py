@@ -58,7 +58,9 @@ class HeaderLoader(Loader):
         check_kv_scales(self.checkpoint)
         return {layer: KVScales() for layer in scaled_layers(self.checkpoint)}
 
-    def linear(self, out_features: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
+    def linear(
+        self, out_features: Mapping[str, int], in_features: int, *, bias: bool, is_sensitive: bool = False
+    ) -> Linear:
         stored = []
         for module, rows in out_features.items():
             stored.append(self._stored(module, (rows, in_features)))
@@ -69,7 +71,7 @@ class HeaderLoader(Loader):
         for layer, merged, members in zip(classes, parts, modules, strict=True):
             part = self._as_kept(merged, members)
             self.weight_bytes += part.nbytes
-            self._record(layer, self._problem(part), part.nbytes)
+            self._record(layer, self._problem(part, is_sensitive=is_sensitive), part.nbytes)
         if biased:
             # One bias stands for all parts of a merged matrix.
             num_bytes = sum((out_features if len(parts) == 1 else biased).values()) * self.dtype.itemsize
@@ -119,13 +121,13 @@ class HeaderLoader(Loader):
         stored = [name for name in self._format.tensor_names(module) if self.checkpoint.has(name)]
         self._filled.update(stored)
         if stored and stored != [f"{module}.weight"]:
-            return self.linear({module: rows}, columns, bias=False)
+            return self.linear({module: rows}, columns, bias=False, is_sensitive=True)
         weight = embedding.weight
         if isinstance(weight, PackedWeight):
             part = StoredLinear(weight.scheme, (rows, columns), weight.scales.itemsize)
         else:
             part = StoredLinear(Dense(), (rows, columns), self.dtype.itemsize)
-        self._record(module, self._problem(part), part.nbytes, shared=True)
+        self._record(module, self._problem(part, is_sensitive=True), part.nbytes, shared=True)
         return Linear([])
 
     def _packed_embedding(self, module: str, shape: tuple[int, int]) -> PackedWeight | None:
@@ -145,9 +147,11 @@ class HeaderLoader(Loader):
         dtypes = {self.checkpoint.dtype(name) for name in weights}
         return replace(part, scale_bytes=kept_dtype(candidate, dtypes, self.dtype).itemsize)
 
-    def _problem(self, part: StoredLinear) -> LinearProblem:
+    def _problem(self, part: StoredLinear, *, is_sensitive: bool = False) -> LinearProblem:
         rows, columns = part.shape
-        return LinearProblem(scheme=part.scheme, in_features=columns, out_features=rows, dtype=self.dtype)
+        return LinearProblem(
+            scheme=part.scheme, in_features=columns, out_features=rows, dtype=self.dtype, is_sensitive=is_sensitive
+        )
 
     def _stored(self, module: str, shape: tuple[int, int]) -> StoredLinear:
         self._fill(module)

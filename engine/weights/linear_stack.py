@@ -24,8 +24,11 @@ class LinearStack:
     only what was put last is in memory, where the kernel can take parts, else the canonical matrix too.
     """
 
-    def __init__(self, kernels: KernelSet, dtype: torch.dtype, device: torch.device, num_rows: int) -> None:
+    def __init__(
+        self, kernels: KernelSet, dtype: torch.dtype, device: torch.device, num_rows: int, *, is_sensitive: bool = False
+    ) -> None:
         self._kernels, self._dtype, self._device, self._num_rows = kernels, dtype, device, num_rows
+        self._is_sensitive = is_sensitive
         self._outline: CanonicalWeight | None = None
         self._next_row = 0
         self._candidate: Candidate | None = None
@@ -90,8 +93,13 @@ class LinearStack:
         return self._kernels.select_candidate("linear", self._problem(outline))
 
     def _problem(self, outline: CanonicalWeight) -> LinearProblem:
-        columns = outline.shape[1]
-        return LinearProblem(scheme=outline.scheme, in_features=columns, out_features=self._num_rows, dtype=self._dtype)
+        return LinearProblem(
+            scheme=outline.scheme,
+            in_features=outline.shape[1],
+            out_features=self._num_rows,
+            dtype=self._dtype,
+            is_sensitive=self._is_sensitive,
+        )
 
 
 def kept_dtype(candidate: Candidate | None, stored: set[torch.dtype], dtype: torch.dtype) -> torch.dtype:

@@ -66,18 +66,21 @@ class Loader:
     def _read_kv_scales(self) -> dict[int, KVScales]:
         return read_kv_scales(self.checkpoint)
 
-    def linear(self, out_features: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
+    def linear(
+        self, out_features: Mapping[str, int], in_features: int, *, bias: bool, is_sensitive: bool = False
+    ) -> Linear:
         """One layer of the named modules stacked along N; ``out_features`` gives N of each.
 
         ``bias`` says that the model has biases. A stored bias is used in any case, an absent one of a quantized module
-        is zero; CheckpointError names one that only this layer lacks.
+        is zero; CheckpointError names one that only this layer lacks. ``is_sensitive``: as in ``LinearProblem``.
         """
         for module in out_features:
             self._fill(module)
-        linear = self._stacked(out_features, in_features, bias=bias)
+        linear = self._stacked(out_features, in_features, bias=bias, is_sensitive=is_sensitive)
         if linear is not None:
             return Linear([linear])
-        parts = [self._stacked({name: rows}, in_features, bias=bias) for name, rows in out_features.items()]
+        alone = ({name: rows} for name, rows in out_features.items())
+        parts = [self._stacked(module, in_features, bias=bias, is_sensitive=is_sensitive) for module in alone]
         return Linear([part for part in parts if part is not None])
 
     def experts(
@@ -122,10 +125,10 @@ class Loader:
                 "the config ties %s to the embedding, but the checkpoint has another one: that is used", module
             )
             vocab_size, size = embedding.weight.shape
-            return self.linear({module: vocab_size}, size, bias=False)
+            return self.linear({module: vocab_size}, size, bias=False, is_sensitive=True)
         weight = embedding.weight
         stored = weight if isinstance(weight, PackedWeight) else DenseWeight(weight)
-        return Linear([self._prepare(module, stored, None, shared=True)])
+        return Linear([self._prepare_tied(module, stored)])
 
     def finish(self, num_layers: int) -> list[str]:
         """CheckpointError names a tensor that no layer asked for; returned are those that are known to be harmless."""
@@ -180,9 +183,13 @@ class Loader:
                 f"biases there: fetch the file again, or take the config.json that was saved with it"
             )
 
-    def _stacked(self, out_features: Mapping[str, int], in_features: int, *, bias: bool) -> LinearPart | None:
+    def _stacked(
+        self, out_features: Mapping[str, int], in_features: int, *, bias: bool, is_sensitive: bool
+    ) -> LinearPart | None:
         """One matrix of all modules, read straight into place; None where they cannot share one."""
-        stack = LinearStack(self.kernels, self.dtype, self.device, sum(out_features.values()))
+        stack = LinearStack(
+            self.kernels, self.dtype, self.device, sum(out_features.values()), is_sensitive=is_sensitive
+        )
         for module, rows in out_features.items():
             if not self._put(stack, module, (rows, in_features)):
                 return None
@@ -192,8 +199,7 @@ class Loader:
         num_bytes = 0 if joined is None else joined.nbytes
         self.weight_bytes += outline.nbytes + num_bytes
         self.memory_bytes += num_bytes
-        rows, columns = outline.shape
-        problem = LinearProblem(scheme=outline.scheme, in_features=columns, out_features=rows, dtype=self.dtype)
+        problem = self._linear_problem(outline, is_sensitive=is_sensitive)
         self._record(layer_class(list(out_features)), problem, outline.nbytes)
         return linear_part(self.kernels.select_candidate("linear", problem), prepared, joined)
 
@@ -244,14 +250,17 @@ class Loader:
                 f"{module} in {self.checkpoint.path} is {list(stored)}; the config asks for {list(shape)}"
             )
 
-    def _prepare(self, layer: str, weight: CanonicalWeight, bias: Tensor | None, *, shared: bool = False) -> LinearPart:
-        """``shared``: the matrix has another user, so that a kernel which takes it as it is costs nothing."""
-        part = prepare_part(weight, bias, self.dtype, self.kernels)
-        rows, columns = weight.shape
-        problem = LinearProblem(scheme=weight.scheme, in_features=columns, out_features=rows, dtype=self.dtype)
-        self._record(layer, problem, weight.nbytes, shared=shared)
-        self.memory_bytes += 0 if bias is None else bias.nbytes
+    def _prepare_tied(self, layer: str, weight: CanonicalWeight) -> LinearPart:
+        """A head that is the embedding: a kernel which takes the matrix as it is costs nothing."""
+        part = prepare_part(weight, None, self.dtype, self.kernels, is_sensitive=True)
+        self._record(layer, self._linear_problem(weight, is_sensitive=True), weight.nbytes, shared=True)
         return part
+
+    def _linear_problem(self, weight: CanonicalWeight, *, is_sensitive: bool) -> LinearProblem:
+        rows, columns = weight.shape
+        return LinearProblem(
+            scheme=weight.scheme, in_features=columns, out_features=rows, dtype=self.dtype, is_sensitive=is_sensitive
+        )
 
     def _record(
         self, layer: str, problem: LinearProblem | ExpertLinearProblem, stored: int, *, shared: bool = False

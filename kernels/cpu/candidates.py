@@ -80,6 +80,15 @@ def _register_linear(registry: Registry, activations: str) -> None:
                 assemble=linear_bf16.Bf16Assembly,
             )
         )
+    # Of inputs in 8 bits those of the head and of q, k and v cost answers most: half, for a sixth of the products.
+    two_planes = product(
+        name="c_int16_activations",
+        can_run=linear_int8.why_not_two_planes,
+        run=linear_int8.run,
+        prepare=linear_int8.prepare_two_planes,
+        prepared_bytes=linear.low_bit_bytes,
+        assemble=linear_int8.two_planes,
+    )
     for candidate in (
         product(
             name="c_dense_float32",
@@ -89,6 +98,7 @@ def _register_linear(registry: Registry, activations: str) -> None:
             prepared_bytes=linear.dense_bytes,
             assemble=linear.DenseAssembly,
         ),
+        *([two_planes] if activations == "int8" else []),
         product(
             name="c_int8_activations",
             can_run=linear_int8.why_not if activations == "int8" else _int8_by_right,

@@ -11,6 +11,8 @@
 #define SMALLEST_AMAX 0x1p-100f
 #define PIECE_WORK (1 << 14)
 #define MARGIN 64
+/* Squares of scales that are so many times the mean get a second plane. */
+#define FAR_ABOVE 2.0f
 /* The usual number of features that share a scale. */
 #define GROUP 32
 
@@ -119,8 +121,28 @@ static int32_t sum_codes(const int8_t *codes, ptrdiff_t count) {
 
 /* A row's codes to their places in the tiles. */
 static void place(const struct int8_rows *out, ptrdiff_t row, const int8_t *codes) {
-    int8_t *tile = out->codes + row / X_ROWS * X_ROWS * out->stride + row % X_ROWS * X_TILE;
-    for (ptrdiff_t k = 0; k < out->stride; k += X_TILE, tile += X_ROWS * X_TILE) memcpy(tile, codes + k, X_TILE);
+    const ptrdiff_t stride = out->planes * out->stride;
+    int8_t *tile = out->codes + row / X_ROWS * X_ROWS * stride + row % X_ROWS * X_TILE;
+    for (ptrdiff_t k = 0; k < stride; k += X_TILE, tile += X_ROWS * X_TILE) memcpy(tile, codes + k, X_TILE);
+}
+
+/* The second plane of a row, of which the first is made: codes and scales. `rest` may be x. */
+static void make_rest(const struct job *job, const float *x, float *rest, int8_t *codes, float *scales) {
+    const struct int8_rows *out = job->out;
+    const ptrdiff_t set = int8_rows_set(out), group = job->input->group ? job->input->group : job->padded;
+    int8_t *more = codes + out->stride;
+    float *more_scales = scales + out->blocks * set, mean = 0.0f;
+    for (ptrdiff_t b = 0; b < out->blocks; b++) mean += scales[b * set] * scales[b * set] / (float)out->blocks;
+    memset(more, 0, out->stride);
+    for (ptrdiff_t b = 0; b < out->blocks; b++) more_scales[b * set] = 0.0f;
+    for (ptrdiff_t k = 0; k < job->padded; k += group) {
+        const ptrdiff_t count = job->padded - k < group ? job->padded - k : group;
+        const float scale = scales[k / out->block * set];
+        if (!(scale * scale > FAR_ABOVE * mean)) continue;
+        for (ptrdiff_t j = k; j < k + count; j++) rest[j] = x[j] - scale * (float)codes[j];
+        const float next = quantize(job->input, rest + k, count, more + k);
+        for (ptrdiff_t b = k / out->block; b < out->blocks && b * out->block < k + count; b++) more_scales[b * set] = next;
+    }
 }
 
 static void make_row(const struct job *job, ptrdiff_t row, float *buffer, int8_t *codes) {
@@ -131,26 +153,29 @@ static void make_row(const struct job *job, ptrdiff_t row, float *buffer, int8_t
     float *scales = out->scales + int8_rows_place(out, row);
     int32_t *sums = out->sums + int8_rows_place(out, row);
     ptrdiff_t group = in->group ? in->group : job->padded;
+    int8_t *first = codes;
     memset(codes + job->padded, 0, out->stride - job->padded);
     for (ptrdiff_t k = 0; k < job->padded; k += group) {
         ptrdiff_t count = job->padded - k < group ? job->padded - k : group;
         float scale = quantize(in, x + k, count, codes + k);
         for (ptrdiff_t b = k / out->block; b < out->blocks && b * out->block < k + count; b++) scales[b * set] = scale;
     }
-    for (ptrdiff_t b = 0; b < out->blocks && in->factor; b++) {
-        ptrdiff_t k = b * out->block, end = b + 1 < out->blocks ? k + out->block : out->stride;
-        sums[b * set] = in->factor * sum_codes(codes + k, end - k);
-    }
-    reorder(codes, out->stride, 8 / in->bits);
+    if (out->planes == 2) make_rest(job, x, buffer, codes, scales);
+    for (int plane = 0; plane < out->planes && in->factor; plane++, codes += out->stride, sums += out->blocks * set)
+        for (ptrdiff_t b = 0; b < out->blocks; b++) {
+            ptrdiff_t k = b * out->block, end = b + 1 < out->blocks ? k + out->block : out->stride;
+            sums[b * set] = in->factor * sum_codes(codes + k, end - k);
+        }
+    reorder(first, out->planes * out->stride, 8 / in->bits);
 }
 
 static void make_rows(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct job *job = arg;
     const struct int8_rows *out = job->out;
-    float *buffer = thread_scratch((job->padded + MARGIN) * sizeof(float) + out->stride);
+    float *buffer = thread_scratch((job->padded + MARGIN) * sizeof(float) + out->planes * out->stride);
     int8_t *tiled = (int8_t *)(buffer + job->padded + MARGIN);
     for (ptrdiff_t row = first; row < last; row++) {
-        int8_t *codes = out->tiled ? tiled : out->codes + row * out->stride;
+        int8_t *codes = out->tiled ? tiled : out->codes + row * out->planes * out->stride;
         make_row(job, row, buffer, codes);
         if (out->tiled) place(out, row, codes);
     }
@@ -159,11 +184,11 @@ static void make_rows(void *arg, ptrdiff_t first, ptrdiff_t last) {
 void int8_rows_make(const struct int8_input *input, void *buffer, struct int8_rows *out) {
     struct job job = {input, out, (input->columns + LANES - 1) / LANES * LANES};
     out->codes = buffer;
-    out->scales = (float *)(out->codes + out->capacity * out->stride);
-    out->sums = (int32_t *)(out->scales + out->capacity * out->blocks);
+    out->scales = (float *)(out->codes + out->capacity * out->planes * out->stride);
+    out->sums = (int32_t *)(out->scales + out->capacity * out->planes * out->blocks);
     /* Tiles compute rows that are not given, too: with numbers that happen to be tiny that would take them very long. */
     for (ptrdiff_t row = input->rows; row < out->capacity; row++)
-        for (ptrdiff_t b = 0, at = int8_rows_place(out, row); b < out->blocks; b++, at += int8_rows_set(out))
+        for (ptrdiff_t b = 0, at = int8_rows_place(out, row); b < out->planes * out->blocks; b++, at += int8_rows_set(out))
             out->scales[at] = 0.0f, out->sums[at] = 0;
     team_run(make_rows, &job, input->rows, team_grain(PIECE_WORK, input->columns));
 }

@@ -83,11 +83,15 @@ INLINE const int8_t *x_tile(const struct product *p, const int8_t *x, ptrdiff_t 
     return x + (step >> halves) * TILE_BYTES + (step & halves) * (X_TILE / 2);
 }
 
-/* Where the tiles are: at one of a row's blocks, each a step. */
+/* Where the tiles are: at one of the blocks of a spot, each a step, those of the first plane before those of the second. */
 struct feed {
     const int8_t *x;
     const int32_t *word;
     ptrdiff_t left, near, far; /* blocks of the row; bytes to the next of x, and from there to the one behind it */
+    const int32_t *extra;      /* those of the second plane that follow */
+    ptrdiff_t num_extra;
+    const int8_t *first_x;
+    const int32_t *first_word;
 };
 
 /* A vector of a panel and AMX_ROWS rows. */
@@ -105,12 +109,19 @@ static struct spot spot_at(const struct product *p, ptrdiff_t first, ptrdiff_t s
 
 static struct feed feed_at(const struct product *p, const struct expanded *e, struct spot at) {
     const ptrdiff_t near = p->tile_words == 8 ? X_TILE / 2 : TILE_BYTES;
-    return (struct feed){p->x.codes + at.row * p->x.stride, e->codes + at.v * e->words * LANES, p->x.blocks, near,
-                         p->tile_words == 8 ? TILE_BYTES - near : near};
+    const int8_t *x = p->x.codes + at.row * p->x.planes * p->x.stride;
+    const int32_t *word = e->codes + at.v * e->words * LANES, *extra = extra_blocks(p, at.row);
+    return (struct feed){x, word, p->x.blocks, near, p->tile_words == 8 ? TILE_BYTES - near : near, extra + 1, extra[0], x, word};
 }
 
 /* The block's sums, over AMX_ROWS rows and one vector of weights. */
-INLINE void multiply_block(struct feed *f, const int coding, ptrdiff_t words, int32_t sums[][LANES]) {
+INLINE void multiply_block(const struct product *p, struct feed *f, const int coding, const int two, ptrdiff_t words,
+                           int32_t sums[][LANES]) {
+    if (two && f->left <= 0) {
+        const ptrdiff_t step = *f->extra++;
+        f->x = x_tile(p, f->first_x, step + p->x.stride / (4 * p->tile_words));
+        f->word = f->first_word + step * words;
+    }
     _tile_loadd(4, f->x, X_TILE);
     _tile_loadd(6, f->word, VEC_BYTES);
     _tile_zero(0);
@@ -121,26 +132,35 @@ INLINE void multiply_block(struct feed *f, const int coding, ptrdiff_t words, in
     f->left--;
 }
 
-/* A panel and rows first..last-1. */
-INLINE void run_narrow(const struct product *p, const int coding, const struct expanded *e, ptrdiff_t first, ptrdiff_t last) {
+/* A panel and rows first..last-1; `two` planes. */
+INLINE void run_narrow(const struct product *p, const int coding, const int two, const struct expanded *e, ptrdiff_t first, ptrdiff_t last) {
     const ptrdiff_t blocks = p->x.blocks, per_group = p->blocks_per_group, words = p->tile_words * LANES;
     const ptrdiff_t sets = (last - first + AMX_ROWS - 1) / AMX_ROWS, spots = sets * PANEL_VECS;
     _Alignas(64) int32_t sums[2][AMX_ROWS][LANES];
     int32_t(*now)[LANES] = sums[0], (*next)[LANES] = sums[1];
     struct feed feed = feed_at(p, e, spot_at(p, first, sets, 0));
-    multiply_block(&feed, coding, words, now);
+    multiply_block(p, &feed, coding, two, words, now);
     for (ptrdiff_t index = 0; index < spots; index++) {
         const struct spot at = spot_at(p, first, sets, index);
         const ptrdiff_t place = at.v * p->w.groups * LANES, x_place = int8_rows_place(&p->x, at.row);
+        const int32_t *extra = two ? extra_blocks(p, at.row) : NULL;
+        const ptrdiff_t all = two ? blocks + extra[0] : blocks;
         vf total[AMX_ROWS];
         UNROLL_TILE total[r] = splat(0.0f);
         expect_column(&p->w, at.row, last, e->panel, at.v);
         const float *x_scales = p->x.scales + x_place, *scales = e->scales + place, *offsets = e->offsets + place;
         const int32_t *x_sums = p->x.sums + x_place, *zeros = e->zeros + place;
-        for (ptrdiff_t b = 0, left = per_group; b < blocks; b++, x_scales += X_ROWS) {
+        for (ptrdiff_t b = 0, left = per_group; b < all; b++, x_scales += X_ROWS) {
             /* Behind the very last block comes one in vain. */
-            if (feed.left == 0) feed = feed_at(p, e, spot_at(p, first, sets, index + 1 < spots ? index + 1 : index));
-            multiply_block(&feed, coding, words, next);
+            if (feed.left + (two ? feed.num_extra : 0) == 0) feed = feed_at(p, e, spot_at(p, first, sets, index + 1 < spots ? index + 1 : index));
+            multiply_block(p, &feed, coding, two, words, next);
+            if (two && b >= blocks) {
+                const ptrdiff_t block = extra[1 + b - blocks], group = place + block / per_group * LANES;
+                const ptrdiff_t x_group = x_place + (blocks + block) * X_ROWS;
+                x_scales = p->x.scales + x_group, x_sums = p->x.sums + x_group;
+                scales = e->scales + group, offsets = e->offsets + group, zeros = e->zeros + group;
+                left = 0;
+            }
             const vf scale = load(scales), offset = coding == OFFSET ? load(offsets) : splat(0.0f);
             const vi zero = coding == ZERO ? load_int(zeros) : splat_int(0);
             UNROLL_TILE total[r] = add_block(total[r], load_int(now[r]), coding, scale, zero, offset, x_scales[r],
@@ -208,10 +228,12 @@ INLINE void run_wide(const struct product *p, const int coding, const struct exp
 }
 
 INLINE void run_panel(const struct product *p, const int coding, const struct expanded *e, ptrdiff_t first, ptrdiff_t last) {
-    if (p->tiles == WIDE)
+    if (p->x.planes == 2)
+        run_narrow(p, coding, 1, e, first, last);
+    else if (p->tiles == WIDE)
         for (; first < last; first += 2 * AMX_ROWS) run_wide(p, coding, e, first, last);
     else
-        run_narrow(p, coding, e, first, last);
+        run_narrow(p, coding, 0, e, first, last);
 }
 
 void int8_tiles_run(const struct product *p, ptrdiff_t panel, ptrdiff_t first, ptrdiff_t last, void *scratch) {

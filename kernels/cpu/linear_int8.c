@@ -2,7 +2,9 @@
 
    Over each block of features, in which neither x's scale nor the weight's changes, products of codes are summed exactly in 32
    bits; the sums are scaled and added in float32, block after block. So a row's result depends neither on its batch nor on the
-   instructions that made the sums. */
+   instructions that made the sums.
+
+   A second plane of x (int8_rows.h) follows behind the first, those blocks that some row has; a row without one adds 0 there. */
 #include "dot.h"
 #include "groups.h"
 #include "linear_int8.h"
@@ -67,14 +69,27 @@ INLINE void run_rows(const struct product *p, const int rows, const int packed, 
                      const struct tile *at) {
     const struct linear *w = &p->w;
     const int per_byte = 8 / packed;
-    const int8_t *x = p->x.codes + at->row * p->x.stride;
+    const ptrdiff_t apart = p->x.planes * p->x.stride;
+    const int8_t *const row = p->x.codes + at->row * apart, *x = row;
     const float *x_scales = p->x.scales + at->row;
-    const int32_t *x_sums = p->x.sums + at->row;
+    const int32_t *x_sums = p->x.sums + at->row, *extra = extra_blocks(p, at->row);
     const int32_t *word = at->codes, *end = word + w->words * packed / w->bits * PANEL;
     const ptrdiff_t step = p->block_words * packed / w->bits * PANEL;
     vf total[DOT_ROWS * PANEL_VECS];
     UNROLL_ROWS UNROLL_VECS total[r * PANEL_VECS + v] = splat(0.0f);
-    for (ptrdiff_t b = 0, group = 0, left = p->blocks_per_group; b < p->x.blocks; b++) {
+    for (ptrdiff_t i = 0, group = 0, left = p->blocks_per_group; i < p->x.blocks + extra[0]; i++) {
+        ptrdiff_t b = i;
+        if (i >= p->x.blocks) {
+            const ptrdiff_t block = extra[1 + i - p->x.blocks];
+            b = p->x.blocks + block;
+            int none = 1;
+            UNROLL_ROWS none &= x_scales[b * p->x.capacity + r] == 0.0f;
+            if (none) continue;
+            word = at->codes + block * step;
+            x = row + p->x.stride + block * p->x.block;
+            group = block / p->blocks_per_group;
+            left = 0;
+        }
         const int32_t *stop = end - word > step ? word + step : end;
         vi sum[DOT_ROWS][PANEL_VECS];
         UNROLL_ROWS UNROLL_VECS sum[r][v] = splat_int(coding == CENTRED ? x_sums[b * p->x.capacity + r] : 0);
@@ -90,7 +105,7 @@ INLINE void run_rows(const struct product *p, const int rows, const int packed, 
                 UNROLL_VECS part[v] =
                     packed == 8 ? codes[v] : (codes[v] >> (packed * j)) & splat_int(((1 << packed) - 1) * 0x01010101);
                 UNROLL_ROWS {
-                    vi value = splat_bytes(x + r * p->x.stride + 4 * j);
+                    vi value = splat_bytes(x + r * apart + 4 * j);
                     UNROLL_VECS sum[r][v] = dot4(sum[r][v], part[v], value, wide);
                 }
             }
@@ -188,7 +203,7 @@ static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
 #define CAPACITY 32
 #define STRIDE 64
 
-enum { IN_FEATURES, OUT_FEATURES, WORDS, GROUPS, GROUP_SIZE, BITS, INPUT_GROUP, BLOCK, SCALE_TYPE };
+enum { IN_FEATURES, OUT_FEATURES, WORDS, GROUPS, GROUP_SIZE, BITS, INPUT_GROUP, BLOCK, SCALE_TYPE, PLANES };
 enum { CODES, SCALES, ZEROS, OFFSETS, PERM };
 
 static struct product describe(const ptrdiff_t *sizes, const void *const *tensors, ptrdiff_t rows) {
@@ -198,6 +213,7 @@ static struct product describe(const ptrdiff_t *sizes, const void *const *tensor
                               .group_size = sizes[GROUP_SIZE], .bits = (int)sizes[BITS],
                               .scale_type = (enum float_type)sizes[SCALE_TYPE]}};
     p.x.block = sizes[BLOCK];
+    p.x.planes = (int)sizes[PLANES];
     p.x.blocks = (sizes[IN_FEATURES] + sizes[BLOCK] - 1) / sizes[BLOCK];
     p.x.stride = (sizes[IN_FEATURES] + STRIDE - 1) / STRIDE * STRIDE;
     p.coding = p.w.offsets ? OFFSET : p.w.zeros ? ZERO : CENTRED;
@@ -210,9 +226,23 @@ static struct product describe(const ptrdiff_t *sizes, const void *const *tensor
     return p;
 }
 
+/* Lists the blocks that rows of each set have in a second plane, as in struct product. */
+static void find_extra(const struct int8_rows *x, int32_t *extra) {
+    const ptrdiff_t set = int8_rows_set(x);
+    for (ptrdiff_t row = 0; row < x->capacity; row += set, extra += 1 + x->blocks) {
+        const float *scales = x->scales + int8_rows_place(x, row) + x->blocks * set;
+        extra[0] = 0;
+        for (ptrdiff_t b = 0; b < x->blocks; b++, scales += set) {
+            int any = 0;
+            for (ptrdiff_t r = 0; r < set; r++) any |= scales[r] != 0.0f;
+            if (any) extra[++extra[0]] = (int32_t)b;
+        }
+    }
+}
+
 /* y [rows][OUT_FEATURES], contiguous. sizes: in the order of the names above; INPUT_GROUP features of x share a scale (0: a row's
-   do), BLOCK features a scale of x and one of the weight. tensors: as in linear.h, and perm int64 or NULL. A fixed `input_scale`,
-   or 0: each from its values. workspace: for each of the rows, in multiples of CAPACITY, a row of codes and 8 bytes per block. */
+   do), BLOCK features a scale of x and one of the weight, PLANES is 1 or 2. tensors: as in linear.h, and perm int64 or NULL. A fixed `input_scale`,
+   or 0: each from its values. workspace: for each of the rows, in multiples of CAPACITY, PLANES rows of codes, 8 bytes per block and plane, and with two planes lists as in struct product. */
 void twofold_linear_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, const void *const *tensors, const ptrdiff_t *sizes,
                          float input_scale, void *workspace, const float *bias, float *y) {
     struct product p = describe(sizes, tensors, rows);
@@ -225,6 +255,11 @@ void twofold_linear_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, con
                                .group = sizes[INPUT_GROUP], .scale = input_scale, .bits = p.w.bits,
                                .factor = p.coding != CENTRED ? 1 : p.tiles ? 0 : -(1 << (p.w.bits - 1))};
     int8_rows_make(&input, workspace, &p.x);
+    if (p.x.planes == 2) {
+        int32_t *extra = p.x.sums + p.x.capacity * p.x.planes * p.x.blocks;
+        find_extra(&p.x, extra);
+        p.extra = extra;
+    }
     ptrdiff_t panels = (p.w.out_features + PANEL - 1) / PANEL;
     p.w.piece_panels = linear_piece(panels * p.chunks);
     ptrdiff_t pieces = (panels + p.w.piece_panels - 1) / p.w.piece_panels, chunk = rows < p.chunk ? rows : p.chunk;

@@ -19,6 +19,7 @@ struct product {
     enum coding coding;
     ptrdiff_t block_words, blocks_per_group; /* words as they are stored */
     ptrdiff_t chunk, chunks; /* rows of x per piece, pieces */
+    const int32_t *extra;    /* [sets][1 + blocks]: how many blocks some row of a set has in a second plane, and these; NULL: none */
     enum tiles tiles;
     int tile_words;        /* words of bytes that tiles take at a time, */
     ptrdiff_t block_steps; /* so many times for each block, */
@@ -26,6 +27,12 @@ struct product {
 };
 
 #define UNROLL_VECS _Pragma("GCC unroll 4") for (int v = 0; v < PANEL_VECS; v++)
+
+/* The blocks that follow for rows of x's set with `row`: how many, then which. */
+static inline const int32_t *extra_blocks(const struct product *p, ptrdiff_t row) {
+    static const int32_t none = 0;
+    return p->extra ? p->extra + row / int8_rows_set(&p->x) * (1 + p->x.blocks) : &none;
+}
 
 static inline ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 

@@ -1,7 +1,8 @@
 """Linear layers in C with the input in 8 bits: products of integers, summed exactly, on ``linear``'s panels.
 
 The input's scales are those of ``reference.fake_quantize``: per token or static where the checkpoint says so, else per
-32 features.
+32 features. With two planes what the codes leave over is rounded once more, in the same way, where the square of a
+scale is over twice the mean of its token's: there the input has 16 bits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .panels import LowBitAssembly, LowBitPanels
 INPUT = Activation(Element.INT8, 32)
 # With more features under one scale a sum might pass 32 bits.
 _MAX_BLOCK = 1 << 16
-_NUM_SIZES, _NUM_TENSORS = 9, 5
+_NUM_SIZES, _NUM_TENSORS = 10, 5
 # As CAPACITY and STRIDE in linear_int8.c.
 _ROWS, _STRIDE = 32, 64
 
@@ -37,7 +38,7 @@ _Tensors = ctypes.c_void_p * _NUM_TENSORS
 class Int8Panels:
     """Panels and what C is told about them; ``input_scale`` 0.0: scales come from the values.
 
-    ``row_bytes``: of workspace for a row of the input.
+    ``row_bytes``: of workspace for a row of the input with its ``planes``.
     """
 
     panels: LowBitPanels
@@ -48,10 +49,10 @@ class Int8Panels:
 
 
 class Int8Assembly:
-    """A weight in panels for inputs in 8 bits; all its parts have the same static input scale."""
+    """A weight in panels for inputs in ``planes`` of 8 bits; all its parts have the same static input scale."""
 
-    def __init__(self, problem: LinearProblem) -> None:
-        self._problem, self._assembly = problem, LowBitAssembly(problem)
+    def __init__(self, problem: LinearProblem, planes: int = 1) -> None:
+        self._problem, self._assembly, self._planes = problem, LowBitAssembly(problem), planes
         self._input_scale = 0.0
 
     def put(self, first_row: int, part: CanonicalWeight) -> None:
@@ -74,10 +75,14 @@ class Int8Assembly:
             max(how.group_size, 0),
             block,
             panels.scale_type,
+            self._planes,
         )
         perm = None if panels.perm is None else panels.perm.data_ptr()
         tensors = _Tensors(panels.codes.data_ptr(), panels.scales.data_ptr(), *panels.zero_pointers, perm)
-        row_bytes = -(-columns // _STRIDE) * _STRIDE + 8 * -(-columns // block)
+        blocks = -(-columns // block)
+        row_bytes = self._planes * (-(-columns // _STRIDE) * _STRIDE + 8 * blocks)
+        if self._planes == 2:
+            row_bytes += 4 * (blocks + 1)  # lists; one is for 16 rows and more
         return Int8Panels(panels, sizes, tensors, self._input_scale, row_bytes)
 
 
@@ -85,6 +90,17 @@ def prepare(weight: CanonicalWeight, dtype: torch.dtype) -> Int8Panels:
     """Lay a weight of integers out in panels."""
     panels: Int8Panels = assemble(Int8Assembly, weight, dtype)
     return panels
+
+
+def prepare_two_planes(weight: CanonicalWeight, dtype: torch.dtype) -> Int8Panels:
+    """The same panels, for inputs in two planes."""
+    panels: Int8Panels = assemble(two_planes, weight, dtype)
+    return panels
+
+
+def two_planes(problem: LinearProblem) -> Int8Assembly:
+    """An assembly for inputs in two planes."""
+    return Int8Assembly(problem, planes=2)
 
 
 def run(x: Tensor, weight: Int8Panels, bias: Tensor | None = None) -> Tensor:
@@ -113,7 +129,7 @@ def workspace(rows: int, row_bytes: int) -> Tensor:
 
 def sizes_with(sizes: ctypes.Array[ctypes.c_ssize_t], scale_type: int) -> ctypes.Array[ctypes.c_ssize_t]:
     """The sizes of panels whose scales are of another type."""
-    return _Sizes(*sizes[:-1], scale_type)
+    return _Sizes(*sizes[:-2], scale_type, sizes[-1])
 
 
 def input_of(scheme: object) -> Activation:
@@ -146,6 +162,15 @@ def why_not(spec: DeviceSpec, problem: LinearProblem) -> str | None:
     if block > _MAX_BLOCK:
         return f"a sum over {block} features may pass 32 bits; it takes up to {_MAX_BLOCK}"
     return unavailable_for(problem.dtype)
+
+
+def why_not_two_planes(spec: DeviceSpec, problem: LinearProblem) -> str | None:
+    """Why an input does not get a second plane, in words."""
+    if not problem.is_sensitive:
+        return "only inputs of sensitive layers get more than 8 bits"
+    if not isinstance(problem.scheme, WeightOnly | Offset):
+        return f"the weight is {problem.scheme}, not weight-only integers"
+    return why_not(spec, problem)
 
 
 def _group_size(problem: LinearProblem) -> int:

@@ -100,6 +100,28 @@ def is_writable(folder: Path) -> bool:
         return False
 
 
+def is_out_of_space(error: BaseException | None) -> bool:
+    """Whether ``error``, or what it was raised from, says that a disk or a quota is full."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        error = error.__cause__
+    return False
+
+
+def allocate(stream: IO[bytes], size: int) -> None:
+    """Give a file ``size`` bytes of disk now, so that a full disk is an OSError here and not hours later.
+
+    Where the file system allocates nothing ahead, the file has its length only.
+    """
+    stream.truncate(size)
+    try:
+        os.posix_fallocate(stream.fileno(), 0, size)
+    except (AttributeError, OSError) as error:
+        if is_out_of_space(error):
+            raise
+
+
 def is_full(text: str) -> bool:
     """Whether another program's error output says that a disk is full."""
     return any(f"[Errno {number}]" in text or os.strerror(number) in text for number in _FULL)
@@ -107,7 +129,12 @@ def is_full(text: str) -> bool:
 
 def disk_full(folder: Path) -> str:
     """The sentence about a full disk, with its remedy."""
-    return f"the disk that holds {folder} is full; free some space, or {_remedy(folder)} on another disk"
+    return f"the disk that holds {folder} is full; {room_remedy(folder)}"
+
+
+def room_remedy(folder: Path) -> str:
+    """What to do where the disk of ``folder`` has no room."""
+    return f"free some space, or {_remedy(folder)} on another disk"
 
 
 def not_writable(folder: Path) -> str:

@@ -10,7 +10,9 @@ from typing import Any
 from ..engine.model_config import generation_config, raw_config
 from ..engine.sources import ModelFiles
 from ..errors import ConfigError
-from ..storage import is_writable, not_writable
+from ..storage import is_writable, not_writable, room_remedy
+from .report import size_in_words
+from .work_folder import partial_folder
 
 WEIGHT_SUFFIXES = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".npz", ".tflite"}
@@ -50,10 +52,15 @@ def check_output(output: Path, source: Path, *, overwrite: bool) -> None:
 
 
 def check_space(output: Path, needed: int) -> None:
-    """ConfigError when the disk has less than ``needed`` bytes free."""
-    free = shutil.disk_usage(_existing_parent(output.resolve())).free
+    """ConfigError when the disk has less than ``needed`` bytes free; what an interrupted run holds counts as free."""
+    free = shutil.disk_usage(_existing_parent(output.resolve())).free + sum(
+        path.stat().st_blocks * 512 for path in partial_folder(output).rglob("*") if path.is_file()
+    )
     if free < needed:
-        raise ConfigError(f"output {output} needs {needed / 1e9:.2f} GB; its disk has {free / 1e9:.2f} GB free")
+        raise ConfigError(
+            f"output {output} needs {size_in_words(needed)} and its disk has {size_in_words(free)} free; "
+            f"{room_remedy(output.parent)}"
+        )
 
 
 def write_side_files(

@@ -20,6 +20,7 @@ from ..engine.weights.checkpoint import Checkpoint
 from ..engine.weights.safetensors_dir import SafetensorsCheckpoint
 from ..errors import CheckpointError, ConfigError
 from ..log import get_logger
+from ..storage import writing
 from .calibration import CalibrationSpec
 from .calibration.texts import calibration_windows, shortage
 from .canonical import dequantize
@@ -81,7 +82,7 @@ def quantize_model(
     )
     key = f"{content_key(files, spec, calibration)} {max_shard_bytes}"
     show = progress or _ignore
-    with WorkFolder(output, key) as work:
+    with writing(output.parent), WorkFolder(output, key) as work:
         if spec.method == "auto":
             assert windows is not None, "auto looks at text"
             show, measure = _second_half(show), _first_half(show)
@@ -179,6 +180,8 @@ class _Run:
         done, total = 0, self.plan.num_layers
         finished = len(self.work.steps)
         names = [name for layer in self.plan.layers[:finished] for name in self._names(layer)]
+        if before := sum(layer.number is not None for layer in self.plan.layers[:finished]):
+            log.info("an interrupted run finished %d of %d layers; going on behind them", before, total)
         progress(done, total)
         with TensorWriter(self.work.folder, tensors, max_shard_bytes, names) as writer:
             for index, layer in enumerate(self.plan.layers):

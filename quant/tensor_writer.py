@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..storage import allocate
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -119,7 +120,7 @@ class TensorWriter:
         stream = file.open("r+b" if self._goes_on else "wb")
         self._files[file] = stream
         stream.write(struct.pack("<Q", len(text)) + text)
-        stream.truncate(8 + len(text) + end)
+        allocate(stream, 8 + len(text) + end)
         self._places.update({spec.name: _Place(spec, file, 8 + len(text) + offsets[spec.name]) for spec in specs})
 
     def _write_index(self) -> None:

@@ -11,9 +11,14 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import ConfigError
-from ..storage import writing
+from ..storage import is_out_of_space, writing
 
 JOURNAL = "journal.json"
+
+
+def partial_folder(output: Path) -> Path:
+    """Where the work for ``output`` lies while it is done."""
+    return output.parent / f".{output.name}-partial"
 
 
 class WorkFolder:
@@ -27,7 +32,7 @@ class WorkFolder:
     def __init__(self, output: Path, key: str) -> None:
         self._output = output
         self._key = key
-        self._base = output.parent / f".{output.name}-partial"
+        self._base = partial_folder(output)
         self.folder = self._base / "new"
         self.steps: list[dict[str, Any]] = []
         self.kept: dict[str, Any] = {}
@@ -64,8 +69,9 @@ class WorkFolder:
                     if self._output.exists():
                         os.replace(self._output, self._base / "old")
                     os.replace(self.folder, self._output)
-            # Only an interruption can be continued; what failed would fail again.
-            if kind is None or issubclass(kind, Exception) or not self.steps:
+            # What failed would fail again, but for want of space.
+            fails_again = kind is not None and issubclass(kind, Exception) and not is_out_of_space(error)
+            if kind is None or fails_again or not self.steps:
                 shutil.rmtree(self._base, ignore_errors=True)
         finally:
             os.close(self._lock)

@@ -100,3 +100,27 @@ def test_nobody_waits_for_a_result_that_is_there(tmp_path: Path) -> None:
         with storage.turn(tmp_path / "lock", tmp_path / "result"):
             assert (tmp_path / "lock").exists()
     assert not (tmp_path / "lock").exists()
+
+
+def test_room_is_taken_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "file").open("w+b") as stream:
+        storage.allocate(stream, 1 << 20)
+        status = os.fstat(stream.fileno())
+        assert status.st_size == 1 << 20 and status.st_blocks * 512 >= 1 << 20
+
+        def failing(number: int) -> None:
+            def fail(*_: object) -> None:
+                raise OSError(number, os.strerror(number))
+
+            monkeypatch.setattr(os, "posix_fallocate", fail)
+
+        failing(errno.EOPNOTSUPP)
+        storage.allocate(stream, 2 << 20)  # a file system that takes no room ahead
+        assert os.fstat(stream.fileno()).st_size == 2 << 20
+        failing(errno.ENOSPC)
+        with pytest.raises(OSError) as full:
+            storage.allocate(stream, 3 << 20)
+    error = storage.StorageError("the disk is full")
+    error.__cause__ = full.value
+    assert storage.is_out_of_space(full.value) and storage.is_out_of_space(error)
+    assert not storage.is_out_of_space(OSError(errno.EROFS, "")) and not storage.is_out_of_space(None)

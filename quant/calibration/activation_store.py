@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...storage import allocate, writing
+
 # Larger values become infinite in float16.
 _FLOAT16_LIMIT = 6e4
 
@@ -25,7 +27,8 @@ class ActivationStore:
         self._file = tempfile.TemporaryFile(dir=folder) if self.is_on_disk else None  # noqa: SIM115
         count = shape[0] * shape[1] * shape[2]
         if self._file is not None:
-            self._file.truncate(2 * count)
+            with writing(Path(folder or tempfile.gettempdir())):
+                allocate(self._file, 2 * count)  # a page that a full disk cannot take would end the process
             path = f"/proc/self/fd/{self._file.fileno()}"
             self._bits = torch.from_file(path, shared=True, size=count, dtype=torch.int16).view(shape)
         else:

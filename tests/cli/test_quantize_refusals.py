@@ -186,5 +186,5 @@ def test_serving_quantized(spec: str, said: str, tiny_model: TinyModel, place: P
 
 def test_a_full_disk(tiny_model: TinyModel, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    with pytest.raises(ConfigError, match="GB free"):
+    with pytest.raises(ConfigError, match="free; free some space, or choose a folder on another disk"):
         quantize_model(str(tiny_model("llama")), "rtn:4:32", place / "out")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import signal
 import subprocess
 import sys
@@ -12,7 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from twofold.cli import main
+from twofold.errors import ConfigError
+from twofold.quant import quantize_model
+from twofold.quant.export import check_space
 from twofold.quant.methods.calibrated import CalibratedLayers
+from twofold.quant.tensor_writer import TensorWriter
+from twofold.storage import StorageError
 
 TinyModel = Callable[..., Path]
 CALIBRATION = ["--calibration-sequences", "8", "--calibration-length", "32"]
@@ -88,3 +95,43 @@ def test_signals(
     written = load_file(output / "model.safetensors")
     assert written.keys() == expected.keys()
     assert all(torch.equal(written[name], expected[name]) for name in expected)
+
+
+def test_a_disk_that_fills_up(
+    tiny_model: TinyModel,
+    tmp_path: Path,
+    whole: Callable[[str], dict[str, torch.Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Finished layers stay, and the work goes on behind them once there is room."""
+    source, output, expected = tiny_model("llama", num_hidden_layers=3), tmp_path / "out", whole("rtn")
+    write = TensorWriter.write
+
+    def full(self: TensorWriter, name: str, tensor: torch.Tensor) -> None:
+        if ".layers.2." in name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, name, tensor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TensorWriter, "write", full)
+        with pytest.raises(StorageError, match="is full; free some space, or choose a folder on another disk"):
+            quantize_model(str(source), "rtn:4:32", output)
+    assert [path.name for path in tmp_path.iterdir()] == [".out-partial"]
+    with caplog.at_level(logging.INFO):
+        quantize_model(str(source), "rtn:4:32", output)
+    assert "an interrupted run finished 2 of 3 layers" in caplog.text
+    written = load_file(output / "model.safetensors")
+    assert all(torch.equal(written[name], expected[name]) for name in expected)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_room_for_what_is_there_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on, on a disk that it filled itself."""
+    partial = tmp_path / ".out-partial" / "new"
+    partial.mkdir(parents=True)
+    (partial / "model.safetensors").write_bytes(bytes(1 << 20))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 0})())
+    check_space(tmp_path / "out", 1 << 20)
+    with pytest.raises(ConfigError, match=r"needs 2\.1 MB and its disk has 1\.0 MB free"):
+        check_space(tmp_path / "out", 2 << 20)

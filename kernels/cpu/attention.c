@@ -64,7 +64,10 @@ static void write_out(const struct attention *p, const struct item *item, const 
         ptrdiff_t r = row - item->first_row;
         /* A request without a context pads a recorded step: zeros, not 0 / 0. */
         float total = state->total[r] == 0.0f ? 1.0f : state->total[r];
-        for (ptrdiff_t d = 0; d < p->head_size; d++) out[d] = state->sum[r * width_of(p) + d] / total;
+        const float *sum = state->sum + r * width_of(p);
+        ptrdiff_t d = 0;
+        for (; d + LANES <= p->head_size; d += LANES) store(out + d, load(sum + d) / splat(total));
+        for (; d < p->head_size; d++) out[d] = sum[d] / total;
     }
 }
 

@@ -73,6 +73,15 @@ def make_case(
     return AttentionCase(query, key_cache, value_cache, batch, keys, values)
 
 
+def queries_for(query: Tensor, scale: float, soft_cap: float = 0.0) -> Tensor:
+    """float32 queries that are the given bfloat16 numbers once a kernel has multiplied them by what it rounds after.
+
+    That is the scale, in powers of two where no soft cap comes between.
+    """
+    factor = torch.tensor(scale) * (1.0 if soft_cap else math.log2(math.e))
+    return query.float() / factor
+
+
 def expected_attention(case: AttentionCase, scale: float, window: int | None = None, soft_cap: float = 0.0) -> Tensor:
     """Request by request and head by head from the tokens themselves, in float64."""
     output = torch.zeros(case.query.shape, dtype=torch.float64)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from attention_cases import expected_attention, make_case
+from attention_cases import expected_attention, make_case, queries_for
 from check_cpu_tape import check_tape
 from expert_cases import expected, random_ids, random_weights
 from int8_cases import eight_bit_weight, expected_product, integer_weight
@@ -148,7 +148,8 @@ def check_bfloat_cache() -> None:
             case = make_case(
                 lengths, num_heads=6, num_kv_heads=2, head_size=head_size, block_size=block_size, dtype=torch.bfloat16
             )
-            result = attention.paged_attention(case.query.float(), case.cache, case.batch, 0.3, window, soft_cap)
+            case = dataclasses.replace(case, query=queries_for(case.query, 0.3, soft_cap))
+            result = attention.paged_attention(case.query, case.cache, case.batch, 0.3, window, soft_cap)
             expected = expected_attention(case, 0.3, window, soft_cap)
             sizes = dataclasses.replace(case, values=[value.abs() for value in case.values])
             limit = expected_attention(sizes, 0.3, window, soft_cap) * 2**-8 + 2e-5

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from attention_cases import AttentionCase, expected_attention, make_case
+from attention_cases import AttentionCase, expected_attention, make_case, queries_for
 from twofold.kernels import reference
 from twofold.kernels.cpu import attention, elementwise, fused
 from twofold.kernels.cpu.attention import paged_attention, write_kv
@@ -33,9 +33,9 @@ MIXED = LENGTHS[3]
 
 
 def bfloat_case(lengths: list[tuple[int, int]], **options: int | float) -> AttentionCase:
-    """Keys and values, and the float32 query, are bfloat16 numbers."""
+    """Keys and values are bfloat16 numbers, and so are float32 queries times 0.3 log2(e)."""
     case = make_case(lengths, dtype=torch.bfloat16, **options)  # type: ignore[arg-type]
-    return dataclasses.replace(case, query=case.query.float())
+    return dataclasses.replace(case, query=queries_for(case.query, 0.3))
 
 
 def run(case: AttentionCase, window: int | None = None, soft_cap: float = 0.0) -> torch.Tensor:
@@ -44,6 +44,8 @@ def run(case: AttentionCase, window: int | None = None, soft_cap: float = 0.0) -
 
 def check(case: AttentionCase, window: int | None = None, soft_cap: float = 0.0) -> None:
     """A weight's rounding moves a result by at most 2^-8 of its share of the magnitudes; the rest is float32."""
+    if soft_cap:
+        case = dataclasses.replace(case, query=queries_for(case.query.bfloat16(), 0.3, soft_cap))
     expected = expected_attention(case, 0.3, window, soft_cap)
     magnitudes = dataclasses.replace(case, values=[value.abs() for value in case.values])
     limit = expected_attention(magnitudes, 0.3, window, soft_cap) * 2**-8 + 2e-5

@@ -85,6 +85,7 @@ def render(report: dict[str, Any]) -> str:
 def make_model_report(args: argparse.Namespace) -> dict[str, Any]:
     """A model's kernels on a device, as the engine would report them; nothing of its weights is read."""
     from ..engine.core.sampler import select_sampling
+    from ..engine.cpu_bfloat16 import on_device
     from ..engine.model_config import load_model_config
     from ..engine.models.survey import survey_model
     from ..engine.sources import resolve_model
@@ -97,6 +98,7 @@ def make_model_report(args: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {"model": files.name, "kernels": [], "problems": []}
     try:
         target = find_target(config.device, args.arch)
+        config = on_device(config, target.spec)
         dtype = target.compute_dtype(config.dtype, load_model_config(files).dtype)
         report |= {"arch": target.spec.arch, "dtype": dtype_name(dtype)}
         kernels = KernelSet(target.spec, strict=config.strict_kernels, cpu_activations=config.cpu_activations)

@@ -17,6 +17,7 @@ from .core.kv_cache import (
     wanted_model_len,
     workspace_bytes,
 )
+from .cpu_bfloat16 import on_device
 from .model_config import load_model_config
 from .models.decoder import Decoder
 from .models.survey import Survey, survey_model
@@ -80,6 +81,7 @@ def make_plan(
     """
     if target.free_bytes is None:
         raise ConfigError(f"how much memory has {target.spec.arch}? Say it as in --memory 192GiB")
+    config = on_device(config, target.spec)
     dtype = target.compute_dtype(config.dtype, load_model_config(files).dtype)
 
     def survey(quantization: str | None, kv_cache_dtype: str) -> Survey:

@@ -12,6 +12,7 @@ from ...platforms.cpu import usable_cores
 from ...platforms.cpu_threads import check_num_threads
 from ...platforms.heap import trim_heap
 from ..config import EngineConfig
+from ..cpu_bfloat16 import on_device
 from ..grammar.vocabulary import Vocabulary
 from ..models import Model, load_model
 from ..pooling import Pooling, pooling_of
@@ -40,6 +41,7 @@ def load_parts(config: EngineConfig) -> CoreParts:
     """Fetch, quantize where asked, and load (ModelNotFoundError, CheckpointError, ConfigError, UnsupportedError)."""
     check_num_threads(config.num_threads, usable_cores())
     platform = select_platform(config.device)
+    config = on_device(config, platform.spec)
     # Reading formats is many small operations, for which threads only wait for each other; rounding does large ones.
     platform.set_threads(config.num_threads, torch_too=config.quantization is not None)
     files = _find_files(config)

@@ -53,15 +53,17 @@ static inline void bf16_load_group(const struct bf16_weights *w, ptrdiff_t panel
 
 INLINE vf bf16_value(const int coding, vf code, float scale, float shift) {
     if (coding == BF16_OFFSET) return code * splat(scale) + splat(shift);
-    return (coding == BF16_E2M1 ? code : code - splat(shift)) * splat(scale);
+    return (coding == BF16_ZERO ? code - splat(shift) : code) * splat(scale);
 }
 
 /* The sixteen weights of each feature's codes: of features i and 16 + i together where the step has one group. */
-INLINE void bf16_tables(struct bf16_groups *g, const int coding, int one_group) {
-    const vf codes = coding == BF16_E2M1
+INLINE void bf16_tables(struct bf16_groups *g, const int coding, int one_group, float centre) {
+    const vf values = coding == BF16_E2M1
                          ? (vf)_mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6)
                          : (vf)_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const vf codes = coding == BF16_CENTRED ? values - splat(centre) : values;
     if (one_group) {
+#pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) {
             vf low = bf16_value(coding, codes, g->scale[0][i], g->shift[0][i]);
             vf high = bf16_value(coding, codes, g->scale[0][LANES + i], g->shift[0][LANES + i]);
@@ -81,13 +83,13 @@ INLINE void bf16_look_up(const struct bf16_groups *g, const uint8_t *codes, int 
     const __m512i second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
     const __m512i for_low = one_group ? _mm512_setzero_si512() : second, for_high = one_group ? upper : second;
     const __m512bh *table = g->table, *beside = one_group ? table : table + LANES;
-#pragma GCC unroll 4
-    for (int i = 0; i < LANES; i++, out += STEP_BYTES) {
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
         __m512i pair = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + i * STEP_K)));
         __m512i low = _mm512_ternarylogic_epi64(pair, low_bits, for_low, 0xEA); /* pair & low_bits | for_low */
         __m512i high = _mm512_or_si512(_mm512_srli_epi16(pair, 4), for_high);
-        _mm512_store_si512(out, _mm512_permutexvar_epi16(low, (__m512i)table[i]));
-        _mm512_store_si512(out + LANES * STEP_BYTES, _mm512_permutexvar_epi16(high, (__m512i)beside[i]));
+        _mm512_store_si512(out + i * STEP_BYTES, _mm512_permutexvar_epi16(low, (__m512i)table[i]));
+        _mm512_store_si512(out + (LANES + i) * STEP_BYTES, _mm512_permutexvar_epi16(high, (__m512i)beside[i]));
     }
 }
 
@@ -119,7 +121,7 @@ INLINE void bf16_expand(const struct bf16_weights *w, const int kind, const int 
         bf16_load_group(w, panel, second, 1, g);
     }
     if (kind == NIBBLES) {
-        if (changed) bf16_tables(g, coding, one_group);
+        if (changed) bf16_tables(g, coding, one_group, w->centre);
         bf16_look_up(g, codes, one_group, out);
     } else {
         bf16_convert(g, kind, coding, codes, out);

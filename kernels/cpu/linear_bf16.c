@@ -13,10 +13,14 @@
 #define CHUNK_BYTES (768 << 10)
 #define MIN_CHUNK 64
 #define MAX_CHUNK 512
-/* Steps that are expanded ahead of the tiles, and how far ahead codes are asked for. */
+/* Steps that lie in the L1 cache while many rows pass; sums of fewer than all wait in memory, which changes no bit. */
+#define BLOCK_STEPS 18
+/* Steps that are expanded ahead of the tiles (stored just before, they would be waited for), and how far ahead codes are asked for. */
+#define LEAD 2
 #define RING 4
 #define AHEAD_BYTES 4096
 #define A_BYTES (AMX_ROWS * STEP_BYTES)
+#define SUM_FLOATS (AMX_ROWS * LANES)
 /* Multiplications that are worth claiming by themselves, and floats of x: some microseconds. */
 #define PIECE_WORK (1 << 21)
 #define PIECE_FLOATS (1 << 14)
@@ -29,7 +33,7 @@ struct bf16_product {
     const int64_t *perm;
     uint8_t *tiles; /* x: [row blocks][steps][STEP_K / 2 pairs][width][2] */
     ptrdiff_t width; /* rows of a block */
-    ptrdiff_t chunk, chunks, piece_panels, panels;
+    ptrdiff_t chunk, chunks, piece_panels, panels, pieces;
     const float *bias;
     float *y;
 };
@@ -131,7 +135,7 @@ INLINE void write_block(const struct bf16_product *p, const float *sums, ptrdiff
 }
 
 INLINE void write_sums(const struct bf16_product *p, const int blocks, ptrdiff_t panel, ptrdiff_t row, ptrdiff_t last) {
-    _Alignas(64) float sums[4][AMX_ROWS * AMX_ROWS];
+    _Alignas(64) float sums[4][SUM_FLOATS];
     const ptrdiff_t stride = p->width == 1 ? 4 : VEC_BYTES;
     _tile_stored(0, sums[0], stride);
     _tile_stored(1, sums[1], stride);
@@ -143,16 +147,19 @@ INLINE void write_sums(const struct bf16_product *p, const int blocks, ptrdiff_t
     for (int i = 0; i < 2 * blocks; i++) write_block(p, sums[i], row + i / 2 * AMX_ROWS, last, panel * PANEL + i % 2 * LANES);
 }
 
-/* Sums of a panel's step, at `a`, and one or two blocks of rows. */
+/* Sums of a panel's step, at `a`, and one or two blocks of rows. x passes the L1 cache by, so that the weights stay there. */
 INLINE void multiply_step(const struct bf16_product *p, const int blocks, const uint8_t *a, const uint8_t *x, ptrdiff_t apart) {
     const ptrdiff_t stride = 4 * p->width;
     _tile_loadd(4, a, STEP_BYTES);
-    _tile_loadd(6, x, stride);
+    if (blocks == 1)
+        _tile_loadd(6, x, stride);
+    else
+        _tile_stream_loadd(6, x, stride);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(5, a + A_BYTES, STEP_BYTES);
     _tile_dpbf16ps(1, 5, 6);
     if (blocks == 1) return;
-    _tile_loadd(7, x + apart, stride);
+    _tile_stream_loadd(7, x + apart, stride);
     _tile_dpbf16ps(2, 4, 7);
     _tile_dpbf16ps(3, 5, 7);
 }
@@ -168,14 +175,53 @@ static const uint8_t *x_block(const struct bf16_product *p, ptrdiff_t row) {
     return p->tiles + row / p->width * p->w.steps * p->width * STEP_BYTES;
 }
 
-/* Blocks of rows from `row` on with a panel that lies expanded at `a`. */
-INLINE void run_expanded(const struct bf16_product *p, const int blocks, const uint8_t *a, ptrdiff_t panel, ptrdiff_t row,
-                         ptrdiff_t last) {
-    const uint8_t *x = x_block(p, row);
-    const ptrdiff_t x_step = p->width * STEP_BYTES, apart = p->w.steps * x_step;
-    clear_sums();
-    for (ptrdiff_t s = 0; s < p->w.steps; s++) multiply_step(p, blocks, a + s * 2 * A_BYTES, x + s * x_step, apart);
-    write_sums(p, blocks, panel, row, last);
+/* Steps of a panel, expanded from `a` on, and all of its sums that wait, [row blocks][2][16 features][AMX_ROWS]. */
+struct part {
+    const uint8_t *a;
+    float *sums;
+    ptrdiff_t panel, first_step, last_step;
+};
+
+INLINE void load_sums(const int blocks, const float *sums) {
+    _tile_loadd(0, sums, VEC_BYTES);
+    _tile_loadd(1, sums + SUM_FLOATS, VEC_BYTES);
+    if (blocks == 1) return;
+    _tile_loadd(2, sums + 2 * SUM_FLOATS, VEC_BYTES);
+    _tile_loadd(3, sums + 3 * SUM_FLOATS, VEC_BYTES);
+}
+
+INLINE void store_sums(const int blocks, float *sums) {
+    _tile_stored(0, sums, VEC_BYTES);
+    _tile_stored(1, sums + SUM_FLOATS, VEC_BYTES);
+    if (blocks == 1) return;
+    _tile_stored(2, sums + 2 * SUM_FLOATS, VEC_BYTES);
+    _tile_stored(3, sums + 3 * SUM_FLOATS, VEC_BYTES);
+}
+
+/* One or two blocks of rows from `row` on of a chunk that begins at `first`. */
+INLINE void run_part(const struct bf16_product *p, const int blocks, const struct part *part, ptrdiff_t first, ptrdiff_t row,
+                     ptrdiff_t last) {
+    const ptrdiff_t x_step = p->width * STEP_BYTES, apart = p->w.steps * x_step, steps = part->last_step - part->first_step;
+    const uint8_t *x = x_block(p, row) + part->first_step * x_step;
+    const int ends = part->last_step == p->w.steps;
+    const float *line = p->y + row * p->out_features + part->panel * PANEL, *end = p->y + p->rows * p->out_features;
+    float *sums = part->sums + (row - first) / AMX_ROWS * 2 * SUM_FLOATS;
+    if (part->first_step)
+        load_sums(blocks, sums);
+    else
+        clear_sums();
+    for (ptrdiff_t s = 0; s < steps; s++) {
+        /* y's lines, which lie far apart and often in no cache. */
+        for (int i = 0; ends && i < 2 && line < end; i++, line += p->out_features) {
+            __builtin_prefetch(line, 1);
+            __builtin_prefetch(line + LANES, 1);
+        }
+        multiply_step(p, blocks, part->a + s * 2 * A_BYTES, x + s * x_step, apart);
+    }
+    if (ends)
+        write_sums(p, blocks, part->panel, row, last);
+    else
+        store_sums(blocks, sums);
 }
 
 /* The same while the panel is expanded, a step ahead of the tiles. */
@@ -187,11 +233,11 @@ INLINE void run_fused(const struct bf16_product *p, const int kind, const int co
     const ptrdiff_t x_step = p->width * STEP_BYTES, apart = p->w.steps * x_step;
     bf16_forget(&groups);
     clear_sums();
-    bf16_expand(&p->w, kind, coding, panel, 0, &groups, ring[0]);
+    for (ptrdiff_t s = 0; s < LEAD && s < p->w.steps; s++) bf16_expand(&p->w, kind, coding, panel, s, &groups, ring[s]);
     for (ptrdiff_t s = 0; s < p->w.steps; s++) {
         for (int line = 0; line < (kind == NIBBLES ? 8 : 16); line++) __builtin_prefetch(codes + 64 * line);
         codes += p->w.step_bytes;
-        if (s + 1 < p->w.steps) bf16_expand(&p->w, kind, coding, panel, s + 1, &groups, ring[(s + 1) % RING]);
+        if (s + LEAD < p->w.steps) bf16_expand(&p->w, kind, coding, panel, s + LEAD, &groups, ring[(s + LEAD) % RING]);
         amx_settle(ring);
         multiply_step(p, blocks, ring[s % RING], x + s * x_step, apart);
     }
@@ -201,7 +247,6 @@ INLINE void run_fused(const struct bf16_product *p, const int kind, const int co
 /* Rows first..last-1 of a panel. */
 INLINE void run_panel(const struct bf16_product *p, const int kind, const int coding, ptrdiff_t panel, ptrdiff_t first,
                       ptrdiff_t last, uint8_t *scratch) {
-    const uint8_t *a = p->w.codes + panel * p->w.steps * p->w.step_bytes;
     if (kind != FLOATS16 && last - first <= FUSED_MAX) {
         if (last - first <= AMX_ROWS)
             run_fused(p, kind, coding, 1, panel, first, last);
@@ -209,15 +254,19 @@ INLINE void run_panel(const struct bf16_product *p, const int kind, const int co
             run_fused(p, kind, coding, 2, panel, first, last);
         return;
     }
-    if (kind != FLOATS16) {
-        struct bf16_groups groups;
-        bf16_forget(&groups);
-        for (ptrdiff_t s = 0; s < p->w.steps; s++) bf16_expand(&p->w, kind, coding, panel, s, &groups, scratch + s * 2 * A_BYTES);
+    const ptrdiff_t steps = p->w.steps, blocks = last - first <= FUSED_MAX ? 1 : (steps + BLOCK_STEPS - 1) / BLOCK_STEPS;
+    struct bf16_groups groups;
+    bf16_forget(&groups);
+    for (ptrdiff_t b = 0; b < blocks; b++) {
+        struct part part = {scratch, (float *)(scratch + BLOCK_STEPS * 2 * A_BYTES), panel, steps * b / blocks, steps * (b + 1) / blocks};
+        if (kind == FLOATS16) part.a = p->w.codes + (panel * steps + part.first_step) * p->w.step_bytes;
+        for (ptrdiff_t s = part.first_step; kind != FLOATS16 && s < part.last_step; s++)
+            bf16_expand(&p->w, kind, coding, panel, s, &groups, scratch + (s - part.first_step) * 2 * A_BYTES);
         amx_settle(scratch);
-        a = scratch;
+        ptrdiff_t row = first;
+        for (; last - row > p->width; row += 2 * p->width) run_part(p, 2, &part, first, row, last);
+        if (row < last) run_part(p, 1, &part, first, row, last);
     }
-    for (; last - first > p->width; first += 2 * p->width) run_expanded(p, 2, a, panel, first, last);
-    if (first < last) run_expanded(p, 1, a, panel, first, last);
 }
 
 #define VARIANT(kind, coding) (4 * (kind) + (coding))
@@ -233,13 +282,13 @@ static void run_any(const struct bf16_product *p, ptrdiff_t panel, ptrdiff_t fir
 }
 #undef CASE
 
-/* Items: pieces of panels, each with chunks of rows one after the other. */
+/* Items: chunks of rows, each with pieces of panels one after the other: a chunk of x stays in the L2 cache. */
 static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct bf16_product *p = arg;
-    uint8_t *scratch = thread_scratch((size_t)(p->w.steps * 2 * A_BYTES + 1));
+    uint8_t *scratch = thread_scratch(BLOCK_STEPS * 2 * A_BYTES + (MAX_CHUNK / AMX_ROWS + 1) * 2 * SUM_FLOATS * sizeof(float));
     configure(p->width);
     for (ptrdiff_t item = first; item < last; item++) {
-        ptrdiff_t row = item % p->chunks * p->chunk, start = item / p->chunks * p->piece_panels;
+        ptrdiff_t row = item / p->pieces * p->chunk, start = item % p->pieces * p->piece_panels;
         ptrdiff_t end = smaller(row + p->chunk, p->rows);
         for (ptrdiff_t panel = start; panel < start + p->piece_panels && panel < p->panels; panel++)
             run_any(p, panel, row, end, scratch);
@@ -254,6 +303,7 @@ static void plan(struct bf16_product *p) {
     p->chunks = (p->rows + p->chunk - 1) / p->chunk;
     p->panels = (p->out_features + PANEL - 1) / PANEL;
     p->piece_panels = linear_piece(p->panels * p->chunks);
+    p->pieces = (p->panels + p->piece_panels - 1) / p->piece_panels;
 }
 #endif
 
@@ -286,9 +336,9 @@ void twofold_linear_bf16(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, con
     plan(&p);
     ptrdiff_t blocks = (rows + p.width - 1) / p.width;
     team_run(round_x, &p, blocks * p.w.steps, team_grain(PIECE_FLOATS, p.width * STEP_K));
-    ptrdiff_t pieces = (p.panels + p.piece_panels - 1) / p.piece_panels, chunk = smaller(rows, p.chunk);
+    ptrdiff_t chunk = smaller(rows, p.chunk);
     ptrdiff_t grain = team_grain(PIECE_WORK, (chunk + EXPANSION_ROWS) * p.in_features * p.piece_panels * PANEL);
-    team_run(run_items, &p, pieces * p.chunks, team_even_grain(pieces * p.chunks, grain));
+    team_run(run_items, &p, p.pieces * p.chunks, team_even_grain(p.pieces * p.chunks, grain));
 #else
     (void)x, (void)x_stride, (void)rows, (void)tensors, (void)sizes, (void)workspace, (void)bias, (void)y;
 #endif

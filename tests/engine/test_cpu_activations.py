@@ -10,10 +10,14 @@ import pytest
 from smollm2 import smollm2_files
 from twofold import LLM, SamplingParams
 from twofold.engine.config import EngineConfig
+from twofold.engine.core.engine_core import EngineCore
 from twofold.engine.core.loading import load_parts
+from twofold.engine.cpu_bfloat16 import on_device
+from twofold.engine.messages import EngineRequest
 from twofold.errors import ConfigError
 from twofold.kernels.cpu import linear_bf16
 from twofold.kernels.cpu.library import unavailable
+from twofold.platforms.cpu import CpuPlatform
 from twofold.quant.evaluation import EvaluationSpec, evaluate
 
 TinyModel = Callable[..., Path]
@@ -64,6 +68,29 @@ def test_a_real_model_strays_little() -> None:
         config, EvaluationSpec(num_windows=4, length=256), reference=replace(config, cpu_activations="exact")
     )
     assert found.divergence is not None and found.divergence < 0.003
+
+
+@needs_tiles
+def test_bfloat16_on_a_cpu_is_products_in_it_and_recorded_steps(tiny_model: TinyModel) -> None:
+    config = EngineConfig(model=str(tiny_model()), device="cpu", dtype="bfloat16", num_threads=1)
+    parts = load_parts(config)
+    names = {row["kernel"] for row in parts.kernels.report() if row["op"] == "linear"}
+    assert names == {"c_bf16"}
+    core = EngineCore.from_parts(config, parts.model, parts.platform, parts.kernels)
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    core.add_request(EngineRequest(request_id="a", prompt_token_ids=[1, 2, 3], params=params))
+    while core.has_work():
+        core.step()
+    assert core.graphs.num_replays > 0 and core.graphs.refused is None
+
+
+@needs_tiles
+def test_int8_activations_stay_with_bfloat16() -> None:
+    config = EngineConfig(model="m", device="cpu", dtype="bfloat16", cpu_activations="int8")
+    taken = on_device(config, CpuPlatform().spec)
+    assert (taken.dtype, taken.cpu_activations) == ("float32", "int8")
+    exact = EngineConfig(model="m", device="cpu", dtype="float16")
+    assert on_device(exact, CpuPlatform().spec) is exact
 
 
 def test_other_values_are_refused() -> None:

@@ -39,7 +39,7 @@ class EngineConfig:
     ``quantize``                ``METHOD:BITS:GROUP`` to quantize a plain checkpoint first (cached), or None.
     ``quantization``            int8, int4 or fp8: round a plain checkpoint's weights while they load, or None.
     ``max_model_len``           longest prompt plus output in tokens; None: what the model's config says.
-    ``kv_cache_dtype``          auto (that of activations), bfloat16, fp8 or int8: how keys and values are stored.
+    ``kv_cache_dtype``          bfloat16, fp8, int8, or auto: as activations, bfloat16 with ``cpu_activations`` bf16.
     ``cpu_activations``         on a CPU: exact; int8: inputs of integer weights are rounded to 8 bits; bf16: inputs and
                                 weights of all products to bfloat16 (AMX).
     ``kv_cache_bytes``          size of the KV pool in bytes; None: ``memory_fraction`` of what is really free.

@@ -22,15 +22,20 @@ class KVCacheType:
 
 
 def kv_cache_type(
-    option: str, dtype: torch.dtype, spec: DeviceSpec, quantization: Mapping[str, Any] | None
+    option: str,
+    dtype: torch.dtype,
+    spec: DeviceSpec,
+    quantization: Mapping[str, Any] | None,
+    cpu_activations: str = "exact",
 ) -> KVCacheType:
     """The type for an option (auto, bfloat16, fp8 or int8), activations' dtype and a checkpoint's quantization config.
 
-    ``auto`` is the activations' dtype, whatever the checkpoint says. ``fp8`` is the device's e4m3; where it has none,
+    ``auto`` is the activations' dtype, whatever the checkpoint says; bfloat16 where products round to it
+    (``cpu_activations`` bf16). ``fp8`` is the device's e4m3; where it has none,
     the kernels decode e4m3fn.
     """
     if option == "auto":
-        return KVCacheType(dtype)
+        return KVCacheType(torch.bfloat16 if cpu_activations == "bf16" else dtype)
     if option == "bfloat16":
         return KVCacheType(torch.bfloat16)
     calibrated = calibrated_for(quantization) == option

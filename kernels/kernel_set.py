@@ -56,6 +56,7 @@ class KernelSet:
     ) -> None:
         self.spec = spec
         self.strict = strict
+        self.cpu_activations = cpu_activations
         self._registry = registry or default_registry(spec, cpu_activations)
         self._selections: dict[tuple[str, Any], Selection] = {}
         self._uses: list[LayerUse] = []
@@ -108,4 +109,4 @@ class KernelSet:
 
     def fresh(self) -> KernelSet:
         """The same candidates, device and strictness, with nothing chosen."""
-        return KernelSet(self.spec, strict=self.strict, registry=self._registry)
+        return KernelSet(self.spec, strict=self.strict, registry=self._registry, cpu_activations=self.cpu_activations)

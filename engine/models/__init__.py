@@ -45,7 +45,9 @@ def load_model(
     dtype = _compute_dtype(config.dtype, model_config.dtype, platform)
     checkpoint = open_checkpoint(files, allow_pickle=config.allow_pickle)
     quant_format = load_format(model_config.quantization, config.quantization, checkpoint)
-    kv_cache = kv_cache_type(config.kv_cache_dtype, dtype, platform.spec, model_config.quantization)
+    kv_cache = kv_cache_type(
+        config.kv_cache_dtype, dtype, platform.spec, model_config.quantization, config.cpu_activations
+    )
     fresh = kernels.fresh()
     survey = survey_checkpoint(model_config, checkpoint, quant_format, fresh, dtype, config.block_size, kv_cache)
     start = time.perf_counter()

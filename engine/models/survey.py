@@ -46,7 +46,7 @@ def survey_model(
     config = load_model_config(files)
     checkpoint = open_checkpoint(files, allow_pickle=allow_pickle)
     quant_format = load_format(config.quantization, quantization, checkpoint)
-    kv_cache = kv_cache_type(kv_cache_dtype, dtype, kernels.spec, config.quantization)
+    kv_cache = kv_cache_type(kv_cache_dtype, dtype, kernels.spec, config.quantization, kernels.cpu_activations)
     return survey_checkpoint(config, checkpoint, quant_format, kernels, dtype, block_size, kv_cache)
 
 

@@ -220,6 +220,9 @@ def test_without_a_kernel_of_ours_torch_dequantizes(tiny_model: TinyModel, kind:
 def test_the_type_follows_the_device(gpu: Callable[[str], Any]) -> None:
     half, spec = torch.float16, gpu("gfx942")
     assert kv_cache_type("auto", half, spec, {"kv_cache_scheme": "static"}) == KVCacheType(half)
+    assert kv_cache_type("auto", torch.float32, spec, None) == KVCacheType(torch.float32)
+    assert kv_cache_type("auto", torch.float32, spec, None, "bf16") == KVCacheType(torch.bfloat16)
+    assert kv_cache_type("int8", torch.float32, spec, None, "bf16") == KVCacheType(torch.int8)
     assert kv_cache_type("fp8", half, spec, None) == KVCacheType(torch.float8_e4m3fnuz, True)
     assert kv_cache_type("fp8", half, gpu("sm_80"), None) == KVCacheType(torch.float8_e4m3fn, True)
     assert kv_cache_type("int8", half, spec, None) == KVCacheType(torch.int8, False)

@@ -209,7 +209,7 @@ def test_without_a_kernel_of_ours_torch_dequantizes(tiny_model: TinyModel, kind:
     """The C kernels are for float32; 16-bit activations on a CPU take torch's operations, as does a CPU without C."""
     folder, logits = str(tiny_model("qwen2")), {}
     for option in ("auto", kind):
-        with LLM(folder, device="cpu", dtype="bfloat16", kv_cache_dtype=option) as llm:
+        with LLM(folder, device="cpu", dtype="float16", kv_cache_dtype=option) as llm:
             logits[option] = llm.logits(TEXT).float()
             kernels = {row["op"]: row for row in llm.info.kernels}
     assert kernels["paged_attention"]["kernel"] == "torch_sdpa_dequantize"

@@ -49,6 +49,9 @@ class Candidate:
     bytes; None: as many. ``shares_dense``: ``prepare`` takes a dense weight of the problem's dtype as it is.
     ``input_format(prepared)`` (linear only): the ``InputFormat`` of quantized inputs that ``run`` takes as well.
     ``assemble(problem)`` (linear only) begins a weight that is prepared part by part; None: it is prepared as a whole.
+    ``look_up(problem, stored)`` (linear only): what gives rows (ids int64 [T], prepared) -> [T,K] of a prepared weight,
+    bit for bit those of the stored matrix, so that an embedding needs no matrix of its own; ``stored`` is a dense one's
+    torch dtype. None: nothing does.
     """
 
     op: str
@@ -62,6 +65,7 @@ class Candidate:
     shares_dense: bool = False
     input_format: Callable[[Any], InputFormat | None] | None = None
     assemble: Callable[[Any], Assembly] | None = None
+    look_up: Callable[[Any, Any], Callable[[Any, Any], Any] | None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

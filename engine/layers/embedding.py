@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,19 @@ from torch import Tensor
 from ...kernels.kernel_set import KernelSet
 from ...kernels.problems import PlainProblem
 from ...quant.canonical import PackedWeight, dequantize
-from .linear import Linear
+from .linear import Linear, LinearPart
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadRows:
+    """The rows of a head [V,K] that is the embedding as well; ``look_up`` (ids, prepared weight) gives them.
+
+    ``part`` is the head; None: only its sizes are known.
+    """
+
+    shape: tuple[int, int]
+    part: LinearPart | None
+    look_up: Callable[[Tensor, Any], Tensor]
 
 
 class Embedding:
@@ -24,13 +37,13 @@ class Embedding:
 
     def __init__(
         self,
-        weight: Tensor | PackedWeight,
+        weight: Tensor | PackedWeight | HeadRows,
         scale: float = 1.0,
         dtype: torch.dtype | None = None,
         kernels: KernelSet | None = None,
     ) -> None:
         self.weight = weight
-        self._dtype = dtype or (torch.float32 if isinstance(weight, PackedWeight) else weight.dtype)
+        self._dtype = dtype or (weight.dtype if isinstance(weight, Tensor) else torch.float32)
         self._scale = float(torch.tensor(scale, dtype=self._dtype))
         self._embed: Callable[[Tensor, PackedWeight], Tensor] | None = None
         if kernels is not None and isinstance(weight, PackedWeight):
@@ -44,6 +57,9 @@ class Embedding:
         weight = self.weight
         if isinstance(weight, Tensor):
             return F.embedding(input_ids, weight)
+        if isinstance(weight, HeadRows):
+            assert weight.part is not None, "a surveyed model cannot compute"
+            return weight.look_up(input_ids, weight.part.prepared)
         if self._embed is not None:
             return self._embed(input_ids, weight)
         chosen = replace(

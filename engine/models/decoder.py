@@ -17,6 +17,8 @@ from ..model_config import ModelConfig
 from ..weights.loader import Loader
 from .blocks import attention, feed_forward, norm
 
+HEAD = "lm_head"
+
 
 class DecoderLayer:
     """``x += attention(norm(x)); x += mlp(norm(x))``, with each sum fused into the norm that follows it.
@@ -80,7 +82,11 @@ class Decoder:
         self._ropes = _ropes(config, num_positions, loader)
         self._rope_of = [int(window is not None and len(self._ropes) > 1) for window in config.layer_windows]
         self._embedding = loader.embedding(
-            "model.embed_tokens", config.vocab_size, config.hidden_size, config.embedding_scale
+            "model.embed_tokens",
+            config.vocab_size,
+            config.hidden_size,
+            config.embedding_scale,
+            tied_head=HEAD if config.tie_word_embeddings and not config.num_labels else None,
         )
         self._layers = []
         for index, rope in enumerate(self._rope_of):
@@ -115,9 +121,9 @@ def _head(config: ModelConfig, loader: Loader, embedding: Embedding) -> Head | L
     if config.num_labels:
         return LabelHead(loader.tensor("score.weight", (config.num_labels, config.hidden_size)))
     if config.tie_word_embeddings:
-        head = loader.tied_head("lm_head", embedding)
+        head = loader.tied_head(HEAD, embedding)
     else:
-        head = loader.linear({"lm_head": config.vocab_size}, config.hidden_size, bias=False, is_sensitive=True)
+        head = loader.linear({HEAD: config.vocab_size}, config.hidden_size, bias=False, is_sensitive=True)
     return Head(head, loader.kernels, config.logit_soft_cap)
 
 

@@ -22,7 +22,7 @@ from ...quant.kv_scales import KVScales, check_kv_scales, scaled_layers
 from ...quant.packing import num_words
 from ...quant.scheme import Dense, MicroScaled, Offset, Scheme, WeightOnly
 from ..kv_cache_type import KVCacheType
-from ..layers.embedding import Embedding
+from ..layers.embedding import Embedding, HeadRows
 from ..layers.linear import Linear
 from ..layers.moe import ExpertLinear
 from .checkpoint import Checkpoint
@@ -117,6 +117,8 @@ class HeaderLoader(Loader):
 
     def tied_head(self, module: str, embedding: Embedding) -> Linear:
         """A stored copy of the embedding is taken to be the same."""
+        if isinstance(embedding.weight, HeadRows):
+            return Linear([])
         rows, columns = embedding.weight.shape
         stored = [name for name in self._format.tensor_names(module) if self.checkpoint.has(name)]
         self._filled.update(stored)
@@ -133,10 +135,14 @@ class HeaderLoader(Loader):
     def _packed_embedding(self, module: str, shape: tuple[int, int]) -> PackedWeight | None:
         if not isinstance(self._format, GgufFormat) or module not in self._quantized:
             return None
-        stored = self._stored(module, shape)
-        self.weight_bytes += stored.nbytes
-        self.memory_bytes += stored.nbytes
-        return _hollow(stored)
+        return _hollow(self._stored(module, shape))
+
+    def _head_part(
+        self, name: str, shape: tuple[int, int], packed: PackedWeight | None, problem: LinearProblem
+    ) -> None:
+        if packed is None:
+            self._fill(name)
+            self._check_plain(name, self.checkpoint.dtype(name), tuple(self.checkpoint.shape(name)), shape)
 
     def _as_kept(self, part: StoredLinear, modules: list[str]) -> StoredLinear:
         """A plain matrix in the dtype that its kernel keeps it in."""

@@ -7,7 +7,8 @@ the checkpoint has beyond that is reported.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from ...quant.formats.names import stored_module
 from ...quant.kv_scales import KVScales, read_kv_scales
 from ...quant.scheme import Dense
 from ..kv_cache_type import KVCacheType
-from ..layers.embedding import Embedding
+from ..layers.embedding import Embedding, HeadRows
 from ..layers.linear import Linear, LinearPart, linear_part, prepare_part
 from ..layers.moe import ExpertLinear, ExpertPart, prepare_experts
 from ..layers.norm import RMSNorm
@@ -108,18 +109,37 @@ class Loader:
         """A parameter that is no layer of its own, in the model's dtype."""
         return self._plain(name, shape)
 
-    def embedding(self, module: str, vocab_size: int, size: int, scale: float = 1.0) -> Embedding:
-        """The token embedding [V,K], whose rows are multiplied by ``scale``; it may stay packed."""
-        packed = self._packed_embedding(module, (vocab_size, size))
-        if packed is not None:
-            return Embedding(packed, scale, self.dtype, self.kernels)
-        return Embedding(self._mapped(f"{module}.weight", (vocab_size, size)), scale)
+    def embedding(
+        self, module: str, vocab_size: int, size: int, scale: float = 1.0, *, tied_head: str | None = None
+    ) -> Embedding:
+        """The token embedding [V,K], whose rows are multiplied by ``scale``; it may stay packed.
+
+        ``tied_head``: the head that the model ties to it. Where that head's kernel gives the matrix's rows back bit for
+        bit, and the checkpoint has no head of its own, it is prepared now and the embedding has no other matrix.
+        """
+        shape, name = (vocab_size, size), f"{module}.weight"
+        packed = self._packed_embedding(module, shape)
+        problem, stored = self._tied_problem(name, shape, packed)
+        look_up = None if tied_head is None else self._look_up(tied_head, problem, stored)
+        if tied_head is not None and look_up is not None:
+            part = self._head_part(name, shape, packed, problem)
+            num_bytes = self._tied_bytes(shape, packed, stored)
+            self.weight_bytes += num_bytes
+            self._record(tied_head, problem, num_bytes)
+            return Embedding(HeadRows(shape, part, look_up), scale, self.dtype)
+        if packed is None:
+            return Embedding(self._mapped(name, shape), scale)
+        self.weight_bytes += packed.nbytes
+        self.memory_bytes += packed.nbytes
+        return Embedding(packed, scale, self.dtype, self.kernels)
 
     def tied_head(self, module: str, embedding: Embedding) -> Linear:
         """The head of a model that ties it to the embedding; a stored head that says something else wins.
 
         Quantizers often leave an identical copy; transformers, too, unties the two when they differ.
         """
+        if isinstance(embedding.weight, HeadRows):
+            return Linear([] if embedding.weight.part is None else [embedding.weight.part])
         if self._stored_head_differs(module, embedding):
             logger.warning(
                 "the config ties %s to the embedding, but the checkpoint has another one: that is used", module
@@ -129,6 +149,51 @@ class Loader:
         weight = embedding.weight
         stored = weight if isinstance(weight, PackedWeight) else DenseWeight(weight)
         return Linear([self._prepare_tied(module, stored)])
+
+    def _tied_problem(
+        self, name: str, shape: tuple[int, int], packed: PackedWeight | None
+    ) -> tuple[LinearProblem, torch.dtype | None]:
+        """The product with an embedding as the head, and the type of a dense one in the checkpoint; None: not there."""
+        has = packed is None and self.checkpoint.has(name)
+        scheme = Dense() if packed is None else packed.scheme
+        problem = LinearProblem(
+            scheme=scheme, in_features=shape[1], out_features=shape[0], dtype=self.dtype, is_sensitive=True
+        )
+        return problem, self.checkpoint.dtype(name) if has else None
+
+    def _look_up(
+        self, head: str, problem: LinearProblem, stored: torch.dtype | None
+    ) -> Callable[[Tensor, Any], Tensor] | None:
+        """What gives rows of a tied head, None where its kernel cannot or the checkpoint has a head as well."""
+        candidate = self.kernels.select_candidate("linear", problem)
+        missing = stored is None and isinstance(problem.scheme, Dense)
+        if candidate.look_up is None or missing or any(map(self.checkpoint.has, self._format.tensor_names(head))):
+            return None
+        look_up: Callable[[Tensor, Any], Tensor] | None = candidate.look_up(problem, stored)
+        return look_up
+
+    def _tied_bytes(self, shape: tuple[int, int], packed: PackedWeight | None, stored: torch.dtype | None) -> int:
+        """Of an embedding that is the head, as stored."""
+        if packed is not None:
+            return packed.nbytes
+        kept = stored if stored in (torch.bfloat16, torch.float16) else self.dtype
+        return shape[0] * shape[1] * kept.itemsize
+
+    def _head_part(
+        self, name: str, shape: tuple[int, int], packed: PackedWeight | None, problem: LinearProblem
+    ) -> LinearPart | None:
+        """The embedding in the layout of its head's kernel, a plain one read a few rows at a time."""
+        candidate = self.kernels.select_candidate("linear", problem)
+        assert candidate.assemble is not None, f"linear candidate {candidate.name} gives rows of assembled weights"
+        assembly = candidate.assemble(problem)
+        if packed is not None:
+            assembly.put(0, packed)
+            return linear_part(candidate, assembly.finish(), None)
+        self._fill(name)
+        self._check_plain(name, self.checkpoint.dtype(name), self.checkpoint.shape(name), shape)
+        for first, rows in self.checkpoint.rows(name):
+            assembly.put(first, DenseWeight(rows))
+        return linear_part(candidate, assembly.finish(), None)
 
     def finish(self, num_layers: int) -> list[str]:
         """CheckpointError names a tensor that no layer asked for; returned are those that are known to be harmless."""
@@ -144,7 +209,7 @@ class Loader:
         if stored != [f"{module}.weight"]:
             return True
         weight = embedding.weight
-        if isinstance(weight, PackedWeight) or self.checkpoint.shape(stored[0]) != tuple(weight.shape):
+        if not isinstance(weight, Tensor) or self.checkpoint.shape(stored[0]) != tuple(weight.shape):
             return True
         for first, rows in self.checkpoint.rows(stored[0]):
             ours = weight[first : first + rows.shape[0]]
@@ -280,8 +345,6 @@ class Loader:
             return None
         self._fill(module)
         self._check_shape(module, packed.shape, shape)
-        self.weight_bytes += packed.nbytes
-        self.memory_bytes += packed.nbytes
         moved = to_device(packed, self.device)
         assert isinstance(moved, PackedWeight), "a device changes no kind"
         return moved

@@ -78,6 +78,7 @@ def _register_linear(registry: Registry, activations: str) -> None:
                 prepare=linear_bf16.prepare,
                 prepared_bytes=linear_bf16.num_bytes,
                 assemble=linear_bf16.Bf16Assembly,
+                look_up=embedding.look_up_bf16,
             )
         )
     # Of inputs in 8 bits those of the head and of q, k and v cost answers most: half, for a sixth of the products.
@@ -88,6 +89,7 @@ def _register_linear(registry: Registry, activations: str) -> None:
         prepare=linear_int8.prepare_two_planes,
         prepared_bytes=linear.low_bit_bytes,
         assemble=linear_int8.two_planes,
+        look_up=embedding.look_up,
     )
     for candidate in (
         product(
@@ -97,6 +99,7 @@ def _register_linear(registry: Registry, activations: str) -> None:
             prepare=linear.prepare_dense,
             prepared_bytes=linear.dense_bytes,
             assemble=linear.DenseAssembly,
+            look_up=embedding.look_up,
         ),
         *([two_planes] if activations == "int8" else []),
         product(
@@ -106,6 +109,7 @@ def _register_linear(registry: Registry, activations: str) -> None:
             prepare=linear_int8.prepare,
             prepared_bytes=linear.low_bit_bytes,
             assemble=linear_int8.Int8Assembly,
+            look_up=embedding.look_up,
         ),
         product(
             name="c_low_bit_float32",
@@ -114,6 +118,7 @@ def _register_linear(registry: Registry, activations: str) -> None:
             prepare=linear.prepare_low_bit,
             prepared_bytes=linear.low_bit_bytes,
             assemble=linear.LowBitAssembly,
+            look_up=embedding.look_up,
         ),
         product(
             name="c_small_floats",

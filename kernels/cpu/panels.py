@@ -35,7 +35,7 @@ _WORDS, _BFLOAT16, _FLOAT16, _CODES8, _CODES4 = range(5)
 # As ``enum float_type`` in half.h.
 FLOAT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Floats that stay in 16 bits, and what linear.h calls them.
-_HALF_BITS = {torch.bfloat16: 16, torch.float16: 17}
+HALF_BITS = {torch.bfloat16: 16, torch.float16: 17}
 _KINDS = {torch.float32: _WORDS, torch.int32: _WORDS, torch.bfloat16: _BFLOAT16, torch.float16: _FLOAT16}
 # int8 to unsigned codes around 128, four at a time.
 _RAISE = 0x80808080
@@ -107,13 +107,13 @@ class DenseAssembly:
     def finish(self) -> DensePanels | LowBitPanels:
         if self._dtype is not torch.float32:
             none = torch.empty(len(self._panels), 0, self._panels.shape[2])
-            bits, columns = _HALF_BITS[self._dtype], self._columns
+            bits, columns = HALF_BITS[self._dtype], self._columns
             return LowBitPanels(self._panels, none, None, None, columns, bits, columns, self._rows)
         return DensePanels(self._panels, self._panels.data_ptr(), self._columns, self._rows)
 
     def _get_ready(self, part: CanonicalWeight) -> None:
         """Panels of the first part's type, or of float32 as soon as parts differ."""
-        half = isinstance(part, DenseWeight) and part.weight.dtype in _HALF_BITS and self._columns % 2 == 0
+        half = isinstance(part, DenseWeight) and part.weight.dtype in HALF_BITS and self._columns % 2 == 0
         dtype = part.weight.dtype if half and isinstance(part, DenseWeight) else torch.float32
         if self._panels.numel() == 0:
             self._dtype, words = dtype, self._columns if dtype is torch.float32 else self._columns // 2

@@ -40,6 +40,7 @@ SIGNATURES: dict[str, list[type]] = {
     "twofold_sigmoid_gate": [_P, _P, _N, _N],
     "twofold_moe_route": [_P, _N, _N, _N, _N, _I, _P, _P],
     "twofold_embed": [_P, _N, _P, _P, _P, _P, _P],
+    "twofold_embed_panels": [_P, _N, _P, _P, _P, _P, _P],
     "twofold_rope_write_attend": [_P, _N, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _P, _F, _F],
     "twofold_write_kv": [_P, _P, _P, _P, _P, _P, _P, _P, _P],
     "twofold_copy": [_P, _N, _N, _N, _N, _N, _P, _N, _N],

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from held_tensors import held_bytes
 from paged_runner import load, logits_of
 from safetensors.torch import load_file, save_file
 from twofold.engine.models.survey import survey_model
 from twofold.engine.sources import resolve_model
 from twofold.errors import CheckpointError
+from twofold.kernels.cpu.library import unavailable
 from twofold.kernels.kernel_set import KernelSet
 from twofold.platforms import select_platform
 
@@ -58,6 +60,19 @@ def test_tied_head_with_and_without_a_copy(edit: Callable[..., Path], tiny_model
 
     plain = logits_of(load(tiny_model("llama-tied")), TOKENS)
     assert torch.equal(plain, logits_of(load(edit("llama-tied", add_copy)), TOKENS))
+
+
+@pytest.mark.skipif(unavailable() is not None, reason=f"no compiled kernels: {unavailable()}")
+def test_tied_matrix_is_in_memory_once(edit: Callable[..., Path]) -> None:
+    """And still gives the embedding's rows as they are stored."""
+    matrix = torch.randn(256, 64).to(torch.bfloat16)
+
+    def narrow(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.embed_tokens.weight"] = matrix
+
+    model = load(edit("llama-tied", narrow, vocab_size=256))
+    assert held_bytes([model._embedding, model._head]) == matrix.nbytes
+    assert torch.equal(model._embedding(torch.arange(256)), matrix.float())
 
 
 def test_stored_head_that_differs_is_used_and_said(edit: Callable[..., Path], warnings: list[str]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from ..quant.calibration.spec import CalibrationSpec
 from ..quant.spec import CALIBRATED
+from ..storage import writing
 from .parser import byte_size, file_path, memory_size, whole_number
 from .quantize_spec import add_spec_arguments, spec_from
 
@@ -90,7 +91,9 @@ def run(args: argparse.Namespace) -> int:
     spec = spec_from(args)
     calibration = _calibration(args, spec)
     if args.json is not None:
+        _check_apart(args)
         _check_writable(args.json)
+    _check_kept(args)
     with layer_progress(f"quantizing {args.model}") as progress:
         report = quantize_model(
             args.model,
@@ -106,7 +109,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_card:
         figures["evaluation"] = _add_card(report)
     if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+        with writing(args.json.parent):
+            args.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0
 
 
@@ -120,6 +124,23 @@ def _calibration(args: argparse.Namespace, spec: QuantizeSpec) -> CalibrationSpe
             f"any with --kv-cache), not for --method {args.method}; leave it out"
         )
     return CalibrationSpec(**{_CALIBRATION_FIELDS[option]: value for option, value in given.items()})
+
+
+def _check_apart(args: argparse.Namespace) -> None:
+    """ConfigError where the report would take the place of the model, of the result or of the text."""
+    report = args.json.resolve()
+    for what, path in (("model", Path(args.model)), ("output", args.output), ("calibration", args.calibration)):
+        taken = None if path is None else path.resolve()
+        if taken is not None and (report == taken or taken in report.parents):
+            raise ConfigError(f"--json {args.json} is or lies in the {what} ({path}); name a file elsewhere")
+
+
+def _check_kept(args: argparse.Namespace) -> None:
+    """ConfigError where --overwrite would remove the text that is looked at."""
+    if args.calibration is not None and args.output.resolve() in args.calibration.resolve().parents:
+        raise ConfigError(
+            f"--calibration {args.calibration} lies in the output {args.output}, which is replaced; move the text"
+        )
 
 
 def _check_writable(file: Path) -> None:

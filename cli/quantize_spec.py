@@ -14,10 +14,11 @@ from ..quant.spec import (
     KV_CACHES,
     METHODS,
     ORDERS,
+    TARGETS,
     VARIANTS,
     QuantizeSpec,
 )
-from .parser import whole_number
+from .parser import number, whole_number
 
 _DEFAULT = QuantizeSpec()
 # Options that only some methods know.
@@ -66,7 +67,7 @@ def add_spec_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--target-bits",
-        type=float,
+        type=number(*TARGETS),
         metavar="BITS",
         help="auto: what a weight of the linear layers may take on average, scales and zeros counted",
     )

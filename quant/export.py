@@ -9,7 +9,7 @@ from typing import Any
 
 from ..engine.model_config import generation_config, raw_config
 from ..engine.sources import ModelFiles
-from ..errors import ConfigError
+from ..errors import ConfigError, StorageError
 from ..storage import is_writable, not_writable, room_remedy
 from .report import size_in_words
 from .work_folder import partial_folder
@@ -52,12 +52,12 @@ def check_output(output: Path, source: Path, *, overwrite: bool) -> None:
 
 
 def check_space(output: Path, needed: int) -> None:
-    """ConfigError when the disk has less than ``needed`` bytes free; what an interrupted run holds counts as free."""
+    """StorageError when the disk has less than ``needed`` bytes free; what an interrupted run holds counts as free."""
     free = shutil.disk_usage(_existing_parent(output.resolve())).free + sum(
         path.stat().st_blocks * 512 for path in partial_folder(output).rglob("*") if path.is_file()
     )
     if free < needed:
-        raise ConfigError(
+        raise StorageError(
             f"output {output} needs {size_in_words(needed)} and its disk has {size_in_words(free)} free; "
             f"{room_remedy(output.parent)}"
         )

@@ -54,4 +54,5 @@ def check_text_file(what: str, path: Path) -> None:
     if path.is_dir():
         raise ConfigError(f"{what} file {path} is a folder; give one text or .jsonl file")
     if not path.is_file():
-        raise ConfigError(f"{what} file {path} does not exist; give a text or .jsonl file")
+        reason = "is no ordinary file" if path.exists() else "does not exist"
+        raise ConfigError(f"{what} file {path} {reason}; give a text or .jsonl file")

@@ -41,7 +41,6 @@ def test_what_options_ask_for(words: str, fields: dict[str, object]) -> None:
         ("--variant block", "--variant is for fp8, not for --method rtn"),
         ("--target-bits 4", "--target-bits is for auto, not for --method rtn"),
         ("--method auto", "target bits go with the method auto"),
-        ("--method auto --target-bits nan", "target bits nan are not between 2.5 and 8.25"),
     ],
 )
 def test_what_does_not_go_together(words: str, message: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from twofold.cli import main
 from twofold.engine.weights.safetensors_dir import SafetensorsCheckpoint
-from twofold.errors import ConfigError
+from twofold.errors import ConfigError, StorageError
 from twofold.quant import ensure, ensure_quantized, quantize_model
 
 TinyModel = Callable[..., Path]
@@ -46,7 +46,23 @@ OPTIONS = {
     "--json folder": "is a folder; name a file",
     "--json nowhere/report.json": "cannot be written",
     "--method auto": "target bits go with the method auto",
-    "--method auto --target-bits 9": "not between 2.5 and 8.25",
+    "--json out": "is or lies in the output",
+    "--json out/report.json": "is or lies in the output",
+    "--json MODEL/config.json": "is or lies in the model",
+    "--method gptq --calibration short.txt --json short.txt": "is or lies in the calibration",
+    "--method gptq --calibration /dev/null": "is no ordinary file; give a text",
+    "--method gptq --calibration full/text.txt --overwrite --output full": "lies in the output full",
+    "--method auto --target-bits 9": "out of range; it must be from 2.5 to 8.25",
+    "--method auto --target-bits nan": "must be from 2.5 to 8.25",
+    "--method auto --target-bits four": "'four' is not a number",
+    "--method auto --target-bits \u0664": "is not a number",
+    "--bits 5": "choose from 2, 3, 4, 8",
+    "--bits 4.0": "'4.0' is not a whole number",
+    "--group-size 0": "choose from -1, 16, 32",
+    "--method GPTQ": "choose from rtn, gptq",
+    "--method gptq --calibration-memory -1G": "it is below 0; write one such as 4G",
+    "--max-shard-size -1G": "it is below 0; write one such as 4G",
+    "--kv-cache int4": "choose from fp8, int8",
     "--method auto --target-bits 2.5": "take at least",
     "--target-bits 4": "--target-bits is for auto",
     "--method awq --bits 3 --format awq": "formats that can: gptq_v2, compressed-tensors",
@@ -83,6 +99,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, data in FILES.items():
         (tmp_path / name).write_bytes(data)
     (tmp_path / "folder").mkdir()
+    (tmp_path / "full").mkdir()
+    for name in ("config.json", "text.txt"):
+        (tmp_path / "full" / name).write_text("{}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / "cache"))
     return tmp_path
@@ -105,7 +124,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize("options", OPTIONS)
 def test_options(options: str, tiny_model: TinyModel, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(place.iterdir())
-    line = refused(capsys, "quantize", str(tiny_model("llama")), "--output", "out", *options.split())
+    model = str(tiny_model("llama"))
+    line = refused(capsys, "quantize", model, "--output", "out", *options.replace("MODEL", model).split())
     assert line.startswith("twofold quantize: ") and OPTIONS[options] in line
     assert sorted(place.iterdir()) == before
 
@@ -128,7 +148,6 @@ def test_outputs(
     output: str, said: str, tiny_model: TinyModel, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(tiny_model("llama"), "model")
-    (place / "full").mkdir()
     (place / "full" / "mine").write_text("")
     assert said in refused(capsys, "quantize", "model", "--output", output)
     assert not list(place.rglob(".*partial"))
@@ -186,5 +205,5 @@ def test_serving_quantized(spec: str, said: str, tiny_model: TinyModel, place: P
 
 def test_a_full_disk(tiny_model: TinyModel, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    with pytest.raises(ConfigError, match="free; free some space, or choose a folder on another disk"):
+    with pytest.raises(StorageError, match="free; free some space, or choose a folder on another disk"):
         quantize_model(str(tiny_model("llama")), "rtn:4:32", place / "out")

@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from twofold.cli import main
-from twofold.errors import ConfigError
 from twofold.quant import quantize_model
 from twofold.quant.export import check_space
 from twofold.quant.methods.calibrated import CalibratedLayers
@@ -133,5 +132,5 @@ def test_room_for_what_is_there_already(tmp_path: Path, monkeypatch: pytest.Monk
     (partial / "model.safetensors").write_bytes(bytes(1 << 20))
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 0})())
     check_space(tmp_path / "out", 1 << 20)
-    with pytest.raises(ConfigError, match=r"needs 2\.1 MB and its disk has 1\.0 MB free"):
+    with pytest.raises(StorageError, match=r"needs 2\.1 MB and its disk has 1\.0 MB free"):
         check_space(tmp_path / "out", 2 << 20)

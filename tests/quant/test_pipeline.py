@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from twofold.engine.sources import resolve_model
 from twofold.engine.tokenizer import load_tokenizer
 from twofold.engine.weights.safetensors_dir import SafetensorsCheckpoint
-from twofold.errors import CheckpointError, ConfigError
+from twofold.errors import CheckpointError, ConfigError, StorageError
 from twofold.quant import QuantizeSpec, quantize_model
 from twofold.quant.calibration import CalibrationSpec
 
@@ -232,7 +232,7 @@ class TestRefusals:
 
     def test_no_space(self, tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-        with pytest.raises(ConfigError, match="free; free some space, or choose a folder on another disk"):
+        with pytest.raises(StorageError, match="free; free some space, or choose a folder on another disk"):
             quantize_model(str(tiny_model("llama")), "rtn:4:32", tmp_path / "out")
 
 

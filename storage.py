@@ -8,7 +8,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -45,12 +45,15 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def turn(lock: Path, result: Path, seconds: float = math.inf) -> Iterator[None]:
+def turn(
+    lock: Path, result: Path, seconds: float = math.inf, is_made: Callable[[], bool] | None = None
+) -> Iterator[None]:
     """Wait while another process makes ``result``, for at most ``seconds``: look first whether it is there now.
 
-    A process that dies gives its turn up. Where the file system has no locks nobody waits.
+    ``is_made`` tells whether the result is there; by default, whether its path exists. A process that dies gives its
+    turn up. Where the file system has no locks nobody waits.
     """
-    stream = _held(lock, result, time.monotonic() + seconds)
+    stream = _held(lock, result, time.monotonic() + seconds, is_made or result.exists)
     try:
         yield
     finally:
@@ -59,7 +62,7 @@ def turn(lock: Path, result: Path, seconds: float = math.inf) -> Iterator[None]:
             stream.close()
 
 
-def _held(lock: Path, result: Path, deadline: float) -> IO[str] | None:
+def _held(lock: Path, result: Path, deadline: float, is_made: Callable[[], bool]) -> IO[str] | None:
     """The locked file, or None where there is no need or no way to wait."""
     waits = False
     while True:
@@ -72,7 +75,7 @@ def _held(lock: Path, result: Path, deadline: float) -> IO[str] | None:
             continue
         except BlockingIOError:
             stream.close()
-            if result.exists() or time.monotonic() > deadline:
+            if is_made() or time.monotonic() > deadline:
                 return None
         except OSError:
             stream.close()

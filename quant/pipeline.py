@@ -55,12 +55,14 @@ def quantize_model(
     calibration: CalibrationSpec | None = None,
     overwrite: bool = False,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    finish: Callable[[Path], None] | None = None,
 ) -> QuantizeReport:
     """Write ``model`` (directory, .gguf file, catalogue name or hub id), quantized, to the folder ``output``.
 
-    Everything wrong with the arguments raises ConfigError before a weight is read; CheckpointError names a tensor that
-    cannot be quantized. ``output`` appears complete or not at all; the same call after an interruption goes on behind
-    the last finished layer.
+    Everything wrong with the arguments raises ConfigError before a weight is read, and too small a disk StorageError;
+    CheckpointError names a tensor that cannot be quantized. ``output`` appears complete or not at all; the same call
+    after an interruption goes on behind the last finished layer. ``finish`` is called with the complete folder before
+    it takes ``output``'s place.
     """
     from ..kernels.cpu.gptq import offer_gptq  # This room knows kernels by what they offer alone.
 
@@ -94,6 +96,8 @@ def quantize_model(
         run = _Run(checkpoint, plan, method, detect_format(quantization), work)
         run.notes += _shortage(calibration, windows)
         run.all_layers(tensors, max_shard_bytes, show)
+        if finish is not None:
+            finish(work.folder)
     looked_at = None if windows is None else calibration.describe(len(windows))
     return _report(model, files, output, run, tensors, looked_at, started)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,9 +17,22 @@ from twofold.errors import ConfigError
 from twofold.kernels.cpu.library import unavailable
 from twofold.quant import QuantizeSpec, ensure, ensure_quantized
 from twofold.quant.calibration import CalibrationSpec
+from twofold.quant.manifest import MANIFEST
 from twofold.storage import StorageError
 
 TinyModel = Callable[..., Path]
+# A process that stops for good when two layers are done.
+SCRIPT = """
+import sys, time
+from twofold.quant import ensure_quantized, progress
+class Lines(progress._Lines):
+    def __call__(self, done, total):
+        if done == 2:
+            print("two", flush=True)
+            time.sleep(600)
+progress._Lines = Lines
+ensure_quantized(*sys.argv[1:])
+"""
 
 
 @pytest.fixture
@@ -85,6 +101,69 @@ def test_two_at_once_make_one(tiny_model: TinyModel, runs: list[str]) -> None:
     with ThreadPoolExecutor(2) as pool:
         folders = list(pool.map(lambda _: ensure_quantized(model, "rtn:4:32"), range(2)))
     assert folders[0] == folders[1] and len(runs) == 1
+
+
+def _cut(path: Path) -> None:
+    with path.open("r+b") as stream:
+        stream.truncate(100)
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "said"),
+    [
+        ("model.safetensors", _cut, "model.safetensors has 100 bytes, not"),
+        ("model.safetensors", Path.unlink, "model.safetensors is missing"),
+        ("config.json", Path.unlink, "config.json is missing"),
+        (MANIFEST, Path.unlink, f"{MANIFEST}, which lists its files, is missing or broken"),
+        (MANIFEST, _cut, f"{MANIFEST}, which lists its files, is missing or broken"),
+        (".", shutil.rmtree, None),
+    ],
+)
+def test_a_damaged_entry_is_made_anew(
+    name: str,
+    harm: Callable[[Path], None],
+    said: str | None,
+    tiny_model: TinyModel,
+    runs: list[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By one of two that find it so."""
+    model = str(tiny_model("llama"))
+    folder = ensure_quantized(model, "rtn:4:32")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    harm(folder / name)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda _: ensure_quantized(model, "rtn:4:32"), range(2))) == [folder] * 2
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert len(runs) == 2 and (said is None or f"is damaged: {said}" in caplog.text)
+
+
+def test_who_waits_goes_on_behind_one_that_dies(
+    tiny_model: TinyModel,
+    tmp_path: Path,
+    runs: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = str(tiny_model("llama", num_hidden_layers=3))
+    expected = load_file(ensure_quantized(model, "rtn:4:32") / "model.safetensors")
+    monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / "other"))
+    first = subprocess.Popen([sys.executable, "-c", SCRIPT, model, "rtn:4:32"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert first.stdout is not None and first.stdout.readline() == "two\n"
+        with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.INFO):
+            second = pool.submit(ensure_quantized, model, "rtn:4:32")
+            while "waiting for another process" not in caplog.text:
+                assert not second.done()
+            first.kill()
+            folder = second.result(120)
+    finally:
+        first.kill()
+        first.wait()
+    assert "an interrupted run finished 2 of 3 layers" in caplog.text
+    written = load_file(folder / "model.safetensors")
+    assert written.keys() == expected.keys()
+    assert all(bool((written[name] == expected[name]).all()) for name in expected)
 
 
 def test_a_wrong_spec_touches_nothing(tiny_model: TinyModel, tmp_path: Path, runs: list[str]) -> None:

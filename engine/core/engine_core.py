@@ -16,6 +16,7 @@ from ...kernels.attention_batch import AttentionBatch
 from ...kernels.problems import PlainProblem, dtype_name
 from ...log import get_logger
 from ...platforms import Platform, cpu_threads
+from ...platforms.heap import StepHeap
 from ..config import EngineConfig
 from ..grammar.compiler import GrammarCompiler
 from ..grammar.vocabulary import Vocabulary
@@ -99,6 +100,7 @@ class EngineCore:
         self._caches = allocate_kv_caches(self._plan, model, platform.device)
         self._pool = BlockPool(self._plan.num_blocks)
         self._pace = StepPace(config.max_step_stretch)
+        self._heap = StepHeap() if platform.spec.device_type == "cpu" else None
         batch = Batch(
             num_rows=config.max_num_seqs, max_model_len=self._plan.max_model_len, block_size=config.block_size
         )
@@ -205,6 +207,8 @@ class EngineCore:
             self._scheduler.commit(plan)
             self._counters.num_steps += 1
             self._collect(result, outputs)
+            if self._heap is not None:
+                self._heap.stepped(sum(plan.num_tokens.values()))
         elif self._compiling and not outputs:
             wait(self._compiling.values(), timeout=_COMPILE_POLL, return_when=FIRST_COMPLETED)
         return outputs

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from twofold.platforms.heap import trim_heap
+from twofold.platforms.heap import StepHeap, trim_heap
 
 # Small blocks below one that stays: the C library by itself gives only the top of its heap back.
 PROGRAM = """
@@ -39,3 +39,20 @@ def test_freed_blocks_under_a_used_one_go_back() -> None:
 def test_a_library_without_the_call_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
     trim_heap()
+
+
+def test_pages_go_back_when_steps_are_small_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each step that left much, once the steps need less, but not in every second."""
+    clock, given = [100.0], []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("twofold.platforms.heap.give_back_pages", lambda: given.append(clock[0]))
+    heap = StepHeap()
+    for num_tokens in (1, 100, 1, 1024, 300, 256, 12, 12):
+        heap.stepped(num_tokens)
+    assert given == [100.0]
+    heap = StepHeap()
+    assert [heap.stepped(num_tokens) for num_tokens in (1024, 257, 256, 255, 1)] == [False, False, True, False, False]
+    heap.stepped(512)
+    assert not heap.stepped(1)
+    clock[0] += 11
+    assert heap.stepped(1) and not heap.stepped(1)

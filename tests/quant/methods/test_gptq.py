@@ -120,3 +120,11 @@ def test_no_token_at_all() -> None:
     result = quantize_gptq(weight, InputStatistics(64), scheme)
     assert result.fallback == "no calibration token reached it"
     assert torch.equal(dequantize(result.weight), dequantize(quantize_rtn(weight, scheme)))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_inputs_that_are_all_zero(order: str) -> None:
+    """B107: with nothing to weigh errors by, each weight is rounded to nearest."""
+    weight, scheme = weight_of(32, 64), WeightOnly(4, 32, True)
+    result = quantize_gptq(weight, statistics_of(torch.zeros(40, 64)), scheme, GPTQOptions(order=order))
+    assert torch.equal(dequantize(result.weight), dequantize(quantize_rtn(weight, scheme)))

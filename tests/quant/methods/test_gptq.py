@@ -128,3 +128,24 @@ def test_inputs_that_are_all_zero(order: str) -> None:
     weight, scheme = weight_of(32, 64), WeightOnly(4, 32, True)
     result = quantize_gptq(weight, statistics_of(torch.zeros(40, 64)), scheme, GPTQOptions(order=order))
     assert torch.equal(dequantize(result.weight), dequantize(quantize_rtn(weight, scheme)))
+
+
+def test_dead_columns_need_no_damping() -> None:
+    """B107: a zero on the diagonal does not keep the rest from its factorization."""
+    x = inputs(4000, 64)
+    x[:, [3, 60]] = 0
+    result = quantize_gptq(weight_of(32, 64), statistics_of(x), WeightOnly(4, 32, True), GPTQOptions(damping=0.0))
+    assert result.fallback is None and result.damping == 0.0
+
+
+def test_damping_rises_until_the_hessian_is_definite() -> None:
+    """B106: and only then; the error is still below that of rounding to nearest."""
+    x, weight, scheme = inputs(4000, 64), weight_of(32, 64), WeightOnly(4, 32, True)
+    statistics = statistics_of(x)
+    hessian = statistics.hessian
+    mean = float(hessian.diagonal().mean())
+    shift = float(torch.linalg.eigvalsh(hessian)[0]) + 0.02 * mean
+    statistics._products -= shift * float(statistics._products.trace() / hessian.trace()) * torch.eye(64)
+    result = quantize_gptq(weight, statistics, scheme, GPTQOptions(damping=1e-4))
+    assert result.fallback is None and result.damping > 2e-4 * mean
+    assert output_error(x, weight, result.weight) <= 1.05 * output_error(x, weight, quantize_rtn(weight, scheme))

@@ -69,7 +69,7 @@ class HeaderLoader(Loader):
         classes = [layer_class(names)] if len(parts) == 1 else [layer_class([name]) for name in names]
         modules = [names] if len(parts) == 1 else [[name] for name in names]
         for layer, merged, members in zip(classes, parts, modules, strict=True):
-            part = self._as_kept(merged, members)
+            part = self._as_kept(merged, members, is_sensitive=is_sensitive)
             self.weight_bytes += part.nbytes
             self._record(layer, self._problem(part, is_sensitive=is_sensitive), part.nbytes)
         if biased:
@@ -144,12 +144,12 @@ class HeaderLoader(Loader):
             self._fill(name)
             self._check_plain(name, self.checkpoint.dtype(name), tuple(self.checkpoint.shape(name)), shape)
 
-    def _as_kept(self, part: StoredLinear, modules: list[str]) -> StoredLinear:
+    def _as_kept(self, part: StoredLinear, modules: list[str], *, is_sensitive: bool) -> StoredLinear:
         """A plain matrix in the dtype that its kernel keeps it in."""
         if not isinstance(part.scheme, Dense):
             return part
         weights = [f"{stored_module(self.checkpoint, module)}.weight" for module in modules]
-        candidate = self.kernels.select_candidate("linear", self._problem(part))
+        candidate = self.kernels.select_candidate("linear", self._problem(part, is_sensitive=is_sensitive))
         dtypes = {self.checkpoint.dtype(name) for name in weights}
         return replace(part, scale_bytes=kept_dtype(candidate, dtypes, self.dtype).itemsize)
 

@@ -1,15 +1,15 @@
 """Every error that Twofold raises on purpose.
 
-    TwofoldError
-    |- ConfigError            an option or a model config is wrong; names the value and the accepted ones
-    |- ModelNotFoundError     no model under that name, or its source cannot be reached
-    |- CheckpointError        a tensor or file is missing, truncated, duplicated or unexpected
-    |- StorageError           a folder cannot be written, or its disk is full
-    |- UnsupportedError       a correct request that this build or this device cannot serve
-    |- RequestError           one client request is wrong (HTTP 400)
-    |  `- ContextLengthError  prompt and output do not fit the model (HTTP 400, context_length_exceeded)
-    |- EngineBusyError        the engine takes no request now: draining or full (HTTP 503)
-    `- EngineDeadError        the engine core has died (HTTP 503)
+TwofoldError
+|- ConfigError            an option or a model config is wrong; names the value and the accepted ones
+|- ModelNotFoundError     no model under that name, or its source cannot be reached
+|- CheckpointError        a tensor or file is missing, truncated, duplicated or unexpected
+|- StorageError           a folder cannot be written, or its disk is full
+|- UnsupportedError       a correct request that this build or this device cannot serve
+|- RequestError           one client request is wrong (HTTP 400)
+|  `- ContextLengthError  prompt and output do not fit the model (HTTP 400, context_length_exceeded)
+|- EngineBusyError        the engine takes no request now: draining or full (HTTP 503)
+`- EngineDeadError        the engine core has died (HTTP 503)
 """
 
 from __future__ import annotations

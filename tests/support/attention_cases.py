@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from twofold.kernels.attention_batch import AttentionBatch
+from twofold.kernels.cpu import attention, elementwise, fused
 from twofold.kernels.kv_layout import KVCache, allocate_kv_cache
 
 
@@ -101,3 +102,17 @@ def expected_attention(case: AttentionCase, scale: float, window: int | None = N
             output[start : start + query_len, head] = mixed / weight.sum(1, keepdim=True)
         start += query_len
     return output
+
+
+def check_fused(batch: AttentionBatch, first: KVCache, second: KVCache) -> None:
+    """rope_write_attend into ``first`` gives bit for bit what rope, write_kv and paged_attention give with ``second``.
+
+    6 query heads and 2 KV heads of 64.
+    """
+    tokens = int(batch.query_start_loc[-1])
+    qkv, table, positions = torch.randn(tokens, 640), torch.randn(400, 64), torch.randint(0, 400, (tokens,))
+    result = fused.rope_write_attend(qkv.clone(), table, positions, first, batch, 0.3)
+    q, k, v = qkv.view(tokens, 10, 64).split((6, 2, 2), dim=1)
+    q, k = elementwise.rope(q, k, table, positions, False)
+    attention.write_kv(k, v, second, batch.slot_mapping)
+    assert torch.equal(result, attention.paged_attention(q, second, batch, 0.3).flatten(1))

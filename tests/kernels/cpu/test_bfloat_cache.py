@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from attention_cases import AttentionCase, expected_attention, make_case, queries_for
+from attention_cases import AttentionCase, check_fused, expected_attention, make_case, queries_for
 from twofold.kernels import reference
-from twofold.kernels.cpu import attention, elementwise, fused
+from twofold.kernels.cpu import fused
 from twofold.kernels.cpu.attention import paged_attention, write_kv
 from twofold.kernels.cpu.library import unavailable
 from twofold.kernels.kernel_set import KernelSet
@@ -177,13 +177,7 @@ def test_write_rounds_to_nearest_even(size):
 def test_fused_equals_its_parts():
     case = bfloat_case([(1, 300), (7, 40), (20, 20)], num_heads=6, num_kv_heads=2, head_size=64, block_size=16)
     first, second = (KVCache(case.key_cache.clone(), case.value_cache.clone()) for _ in range(2))
-    tokens = case.query.shape[0]
-    qkv, table, positions = torch.randn(tokens, 640), torch.randn(400, 64), torch.randint(0, 400, (tokens,))
-    result = fused.rope_write_attend(qkv.clone(), table, positions, first, case.batch, 0.3)
-    q, k, v = qkv.view(tokens, 10, 64).split((6, 2, 2), dim=1)
-    q, k = elementwise.rope(q, k, table, positions, False)
-    attention.write_kv(k, v, second, case.batch.slot_mapping)
-    assert torch.equal(result, attention.paged_attention(q, second, case.batch, 0.3).flatten(1))
+    check_fused(case.batch, first, second)
     for one, two in zip(first.tensors, second.tensors, strict=True):
         assert torch.equal(one.nan_to_num(7.0), two.nan_to_num(7.0))
 

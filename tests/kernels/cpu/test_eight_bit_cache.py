@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from attention_cases import expected_attention, make_case
+from attention_cases import check_fused, expected_attention, make_case
 from kv_codes import DTYPES, LIMITS, codes_of, in_codes, scales_of
-from twofold.kernels.cpu import attention, elementwise, fused
+from twofold.kernels.cpu import fused
 from twofold.kernels.cpu.attention import paged_attention, write_kv
 from twofold.kernels.cpu.library import unavailable
 from twofold.kernels.kernel_set import KernelSet
@@ -170,13 +170,7 @@ def test_fused_equals_its_parts(dtype, given):
     case = make_case([(1, 300), (7, 40), (20, 20)], num_heads=6, num_kv_heads=2, head_size=64, block_size=16)
     scales = static_scales(dtype) if given else None
     (first, _), (second, _) = (in_codes(case, dtype, scales) for _ in range(2))
-    tokens = case.query.shape[0]
-    qkv, table, positions = torch.randn(tokens, 640), torch.randn(400, 64), torch.randint(0, 400, (tokens,))
-    result = fused.rope_write_attend(qkv.clone(), table, positions, first, case.batch, 0.3)
-    q, k, v = qkv.view(tokens, 10, 64).split((6, 2, 2), dim=1)
-    q, k = elementwise.rope(q, k, table, positions, False)
-    attention.write_kv(k, v, second, case.batch.slot_mapping)
-    assert torch.equal(result, attention.paged_attention(q, second, case.batch, 0.3).flatten(1))
+    check_fused(case.batch, first, second)
     for one, two in zip(first.tensors, second.tensors, strict=True):
         assert torch.equal(one.float(), two.float())
 

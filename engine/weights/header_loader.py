@@ -71,7 +71,7 @@ class HeaderLoader(Loader):
         for layer, merged, members in zip(classes, parts, modules, strict=True):
             part = self._as_kept(merged, members, is_sensitive=is_sensitive)
             self.weight_bytes += part.nbytes
-            self._record(layer, self._problem(part, is_sensitive=is_sensitive), part.nbytes)
+            self._record(layer, self._linear_problem(part, is_sensitive=is_sensitive), part.nbytes)
         if biased:
             # One bias stands for all parts of a merged matrix.
             num_bytes = sum((out_features if len(parts) == 1 else biased).values()) * self.dtype.itemsize
@@ -129,7 +129,7 @@ class HeaderLoader(Loader):
             part = StoredLinear(weight.scheme, (rows, columns), weight.scales.itemsize)
         else:
             part = StoredLinear(Dense(), (rows, columns), self.dtype.itemsize)
-        self._record(module, self._problem(part, is_sensitive=True), part.nbytes, shared=True)
+        self._record(module, self._linear_problem(part, is_sensitive=True), part.nbytes, shared=True)
         return Linear([])
 
     def _packed_embedding(self, module: str, shape: tuple[int, int]) -> PackedWeight | None:
@@ -149,15 +149,9 @@ class HeaderLoader(Loader):
         if not isinstance(part.scheme, Dense):
             return part
         weights = [f"{stored_module(self.checkpoint, module)}.weight" for module in modules]
-        candidate = self.kernels.select_candidate("linear", self._problem(part, is_sensitive=is_sensitive))
+        candidate = self.kernels.select_candidate("linear", self._linear_problem(part, is_sensitive=is_sensitive))
         dtypes = {self.checkpoint.dtype(name) for name in weights}
         return replace(part, scale_bytes=kept_dtype(candidate, dtypes, self.dtype).itemsize)
-
-    def _problem(self, part: StoredLinear, *, is_sensitive: bool = False) -> LinearProblem:
-        rows, columns = part.shape
-        return LinearProblem(
-            scheme=part.scheme, in_features=columns, out_features=rows, dtype=self.dtype, is_sensitive=is_sensitive
-        )
 
     def _stored(self, module: str, shape: tuple[int, int]) -> StoredLinear:
         self._fill(module)

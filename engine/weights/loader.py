@@ -18,6 +18,7 @@ from ...kernels.kernel_set import KernelSet
 from ...kernels.problems import ExpertLinearProblem, LinearProblem
 from ...log import get_logger
 from ...quant.canonical import CanonicalWeight, DenseWeight, PackedWeight
+from ...quant.footprint import StoredLinear
 from ...quant.formats import Format
 from ...quant.formats.dtypes import is_plain
 from ...quant.formats.names import stored_module
@@ -31,7 +32,7 @@ from ..layers.norm import RMSNorm
 from .checkpoint import Checkpoint
 from .expert_stack import CannotMergeError, Load, SchemesDifferError, StreamedExperts, one_scheme
 from .leftovers import refuse_unexpected
-from .linear_stack import LinearStack, to_device
+from .linear_stack import LinearStack, kept_dtype, to_device
 
 logger = get_logger(__name__)
 
@@ -123,7 +124,7 @@ class Loader:
         look_up = None if tied_head is None else self._look_up(tied_head, problem, stored)
         if tied_head is not None and look_up is not None:
             part = self._head_part(name, shape, packed, problem)
-            num_bytes = self._tied_bytes(shape, packed, stored)
+            num_bytes = self._tied_bytes(shape, packed, problem, stored)
             self.weight_bytes += num_bytes
             self._record(tied_head, problem, num_bytes)
             return Embedding(HeadRows(shape, part, look_up), scale, self.dtype)
@@ -172,11 +173,14 @@ class Loader:
         look_up: Callable[[Tensor, Any], Tensor] | None = candidate.look_up(problem, stored)
         return look_up
 
-    def _tied_bytes(self, shape: tuple[int, int], packed: PackedWeight | None, stored: torch.dtype | None) -> int:
+    def _tied_bytes(
+        self, shape: tuple[int, int], packed: PackedWeight | None, problem: LinearProblem, stored: torch.dtype | None
+    ) -> int:
         """Of an embedding that is the head, as stored."""
         if packed is not None:
             return packed.nbytes
-        kept = stored if stored in (torch.bfloat16, torch.float16) else self.dtype
+        assert stored is not None, "what is looked up is in the checkpoint"
+        kept = kept_dtype(self.kernels.select_candidate("linear", problem), {stored}, self.dtype)
         return shape[0] * shape[1] * kept.itemsize
 
     def _head_part(
@@ -321,7 +325,7 @@ class Loader:
         self._record(layer, self._linear_problem(weight, is_sensitive=True), weight.nbytes, shared=True)
         return part
 
-    def _linear_problem(self, weight: CanonicalWeight, *, is_sensitive: bool) -> LinearProblem:
+    def _linear_problem(self, weight: CanonicalWeight | StoredLinear, *, is_sensitive: bool) -> LinearProblem:
         rows, columns = weight.shape
         return LinearProblem(
             scheme=weight.scheme, in_features=columns, out_features=rows, dtype=self.dtype, is_sensitive=is_sensitive

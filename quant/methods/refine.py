@@ -110,29 +110,28 @@ def _move_codes(rounded: Codes, target: Tensor, hessian: Tensor) -> None:
     """One pass of coordinate descent: each code becomes the best one, given all others."""
     values = rounded.values()
     gradient = hessian @ (values - target)
-    diagonal = hessian.diagonal().clamp(min=1e-30).tolist()
-    steps = torch.tensor([-1 / power for power in diagonal])
-    groups = torch.arange(len(values)) // rounded.group_size
+    steps = [-1 / power for power in hessian.diagonal().clamp(min=1e-30).tolist()]
+    step_of, groups = torch.tensor(steps), torch.arange(len(values)) // rounded.group_size
     for start in range(0, len(values), BLOCK):
         end = min(start + BLOCK, len(values))
         moved = convert(
-            "gptq_move", values, gradient, hessian, steps, (start, end), rounded.scales, rounded.zeros, groups,
+            "gptq_move", values, gradient, hessian, step_of, (start, end), rounded.scales, rounded.zeros, groups,
             rounded.top, rounded.codes,
         )  # fmt: skip
         if moved is None:
-            moved = _moved(rounded, values, gradient, hessian, diagonal, range(start, end))
+            moved = _moved(rounded, values, gradient, hessian, steps, range(start, end))
         gradient[end:].addmm_(hessian[end:, start:end], moved)
 
 
 def _moved(
-    rounded: Codes, values: Tensor, gradient: Tensor, hessian: Tensor, diagonal: list[float], block: range
+    rounded: Codes, values: Tensor, gradient: Tensor, hessian: Tensor, steps: list[float], block: range
 ) -> Tensor:
     """Move the codes of a block of columns; how much their values changed, [columns, N]."""
     moved = torch.zeros_like(values[block.start : block.stop])
     for column in block:
         group = column // rounded.group_size
         scale, zero = rounded.scales[group], rounded.zeros[group]
-        best = torch.add(values[column], gradient[column], alpha=-1 / diagonal[column])
+        best = torch.add(values[column], gradient[column], alpha=steps[column])
         codes = best.div_(scale).round_().add_(zero).clamp_(0, rounded.top)
         rounded.codes[column] = codes
         change = codes.sub_(zero).mul_(scale).sub_(values[column])

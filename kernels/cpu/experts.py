@@ -13,6 +13,7 @@ from torch import Tensor
 from ...quant.canonical import CanonicalWeight
 from . import linear_bf16, linear_int8
 from .library import functions
+from .linear import workspace
 from .linear_bf16 import Bf16Panels
 from .linear_int8 import Int8Panels
 from .panels import DensePanels, LowBitPanels
@@ -162,7 +163,8 @@ def expert_linear(
         experts.bits,
         experts.scale_type,
     )
-    buffer = _workspace(experts, choices)
+    rounded = experts.int8 or experts.bf16
+    buffer = workspace(choices, 0 if rounded is None else rounded.row_bytes)
     failed = functions.twofold_expert_linear(
         sizes,
         experts.tensors,
@@ -177,13 +179,6 @@ def expert_linear(
     if failed:
         raise MemoryError(f"no memory to sort {choices} choices of experts")
     return out
-
-
-def _workspace(experts: ExpertPanels, rows: int) -> Tensor:
-    """What a product of so many rows writes to."""
-    if experts.bf16 is not None:
-        return linear_bf16.workspace(rows, experts.bf16.row_bytes)
-    return linear_int8.workspace(rows, 0 if experts.int8 is None else experts.int8.row_bytes)
 
 
 def _inputs(experts: ExpertPanels, buffer: Tensor) -> tuple[Any, ...]:

@@ -19,6 +19,9 @@ from ..problems import LinearProblem
 from .library import functions
 from .panels import DenseAssembly, DensePanels, LowBitAssembly, LowBitPanels, stored_bits, zero_type
 
+# Rows of a workspace come in multiples of so many: CAPACITY in linear_int8.c, two tiles' rows in linear_bf16.c.
+_ROWS = 32
+
 
 def prepare_dense(weight: CanonicalWeight, dtype: torch.dtype) -> DensePanels | LowBitPanels:
     """Pack a weight into panels of its 16-bit floats, or of float32; a quantized one is dequantized on the way."""
@@ -116,6 +119,11 @@ def padded_rows(rows: int) -> int:
     """Rows of the panels that hold so many."""
     width = int(functions.twofold_panel_width())
     return -(-rows // width) * width
+
+
+def workspace(rows: int, row_bytes: int) -> Tensor:
+    """What a product with rounded inputs of so many rows writes these to."""
+    return torch.empty(-(-rows // _ROWS) * _ROWS * row_bytes, dtype=torch.uint8)
 
 
 def checked_rows(x: Tensor, bias: Tensor | None, in_features: int) -> tuple[Tensor, int]:

@@ -20,20 +20,19 @@ from ...quant.scheme import Dense, Fp8, Int8, LowBit, MicroScaled, Offset, Weigh
 from ..problems import LinearProblem
 from . import small_floats, weight_memory
 from .library import functions, unavailable, unavailable_for
-from .linear import assemble, checked_rows, low_bit_bytes, padded_rows
-from .panels import LowBitAssembly, LowBitPanels, empty_panels, pack_rows, stored_bits
+from .linear import assemble, checked_rows, low_bit_bytes, padded_rows, workspace
+from .panels import HALF_BITS, LowBitAssembly, LowBitPanels, empty_panels, of_halves, pack_rows, pairs, stored_bits
 
 # As in linear_bf16.h: input features of a step, and how its codes lie and become weights.
 STEP_K = 32
 _NIBBLES, _BYTES, _FLOATS8, _FLOATS16 = range(4)
 _CENTRED, _ZERO, _OFFSET, _E2M1 = range(4)
 # What linear.h calls panels of these floats.
-_BFLOAT16_BITS, _E4M3_BITS, _E2M1_BITS = 16, 18, 19
+_BFLOAT16_BITS = HALF_BITS[torch.bfloat16]
+_E4M3_BITS, _E2M1_BITS = small_floats.FLOAT_BITS[8], small_floats.FLOAT_BITS[4]
 _STEP_BITS = {_NIBBLES: 4, _BYTES: 8, _FLOATS8: 8, _FLOATS16: 16}
 # Groups end on multiples of so many features.
 _GROUP_K = 16
-# Rows of the workspace come in multiples of a tile's.
-_ROWS = 16
 # Unsigned codes around 128 to signed ones, four at a time.
 _LOWER = 0x80808080
 # Elements of a dense weight that are rounded at once.
@@ -95,13 +94,11 @@ class _RoundedAssembly:
     def put(self, first_row: int, part: CanonicalWeight) -> None:
         for start, chunk in row_chunks(part, _CHUNK):
             matrix = chunk.weight if isinstance(chunk, DenseWeight) else dequantize(chunk, torch.float32)
-            matrix = F.pad(matrix.to(torch.bfloat16), (0, self._padding)).contiguous()
-            matrix = matrix.clone() if matrix.data_ptr() % 4 else matrix
-            pack_rows(matrix.view(torch.int32), first_row + start, self._panels)
+            matrix = F.pad(matrix.to(torch.bfloat16), (0, self._padding))
+            pack_rows(pairs(matrix), first_row + start, self._panels)
 
     def finish(self) -> LowBitPanels:
-        none = torch.empty(len(self._panels), 0, self._panels.shape[2])
-        return LowBitPanels(self._panels, none, None, None, self._columns, _BFLOAT16_BITS, self._columns, self._rows)
+        return of_halves(self._panels, torch.bfloat16, (self._rows, self._columns))
 
 
 def prepare(weight: CanonicalWeight, dtype: torch.dtype) -> Bf16Panels:
@@ -126,11 +123,6 @@ def run(x: Tensor, weight: Bf16Panels, bias: Tensor | None = None) -> Tensor:
         y.data_ptr(),
     )
     return y
-
-
-def workspace(rows: int, row_bytes: int) -> Tensor:
-    """What a product of so many rows writes to."""
-    return torch.empty(-(-rows // _ROWS) * _ROWS * row_bytes, dtype=torch.uint8)
 
 
 def sizes_with(sizes: ctypes.Array[ctypes.c_ssize_t], scale_type: int) -> ctypes.Array[ctypes.c_ssize_t]:

@@ -19,7 +19,7 @@ from ...quant.canonical import CanonicalWeight, DenseWeight
 from ...quant.scheme import Activation, Element, Int8, LowBit, Offset, WeightOnly
 from ..problems import LinearProblem
 from .library import functions, unavailable_for
-from .linear import assemble, checked_rows
+from .linear import assemble, checked_rows, workspace
 from .panels import LowBitAssembly, LowBitPanels
 
 # How inputs are rounded that a checkpoint leaves as they are.
@@ -27,8 +27,8 @@ INPUT = Activation(Element.INT8, 32)
 # With more features under one scale a sum might pass 32 bits.
 _MAX_BLOCK = 1 << 16
 _NUM_SIZES, _NUM_TENSORS = 10, 5
-# As CAPACITY and STRIDE in linear_int8.c.
-_ROWS, _STRIDE = 32, 64
+# As STRIDE in linear_int8.c.
+_STRIDE = 64
 
 _Sizes = ctypes.c_ssize_t * _NUM_SIZES
 _Tensors = ctypes.c_void_p * _NUM_TENSORS
@@ -120,11 +120,6 @@ def run(x: Tensor, weight: Int8Panels, bias: Tensor | None = None) -> Tensor:
         y.data_ptr(),
     )
     return y
-
-
-def workspace(rows: int, row_bytes: int) -> Tensor:
-    """What a product of so many rows writes to."""
-    return torch.empty(-(-rows // _ROWS) * _ROWS * row_bytes, dtype=torch.uint8)
 
 
 def sizes_with(sizes: ctypes.Array[ctypes.c_ssize_t], scale_type: int) -> ctypes.Array[ctypes.c_ssize_t]:

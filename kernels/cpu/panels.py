@@ -97,7 +97,7 @@ class DenseAssembly:
         self._get_ready(part)
         if self._dtype is not torch.float32:
             assert isinstance(part, DenseWeight), "other parts are widened"
-            pack_rows(_pairs(part.weight), first_row, self._panels)
+            pack_rows(pairs(part.weight), first_row, self._panels)
         elif isinstance(part, DenseWeight):
             pack_rows(_packable(part.weight), first_row, self._panels)
         elif not _put_codes(part, first_row, self._panels):
@@ -106,9 +106,7 @@ class DenseAssembly:
 
     def finish(self) -> DensePanels | LowBitPanels:
         if self._dtype is not torch.float32:
-            none = torch.empty(len(self._panels), 0, self._panels.shape[2])
-            bits, columns = HALF_BITS[self._dtype], self._columns
-            return LowBitPanels(self._panels, none, None, None, columns, bits, columns, self._rows)
+            return of_halves(self._panels, self._dtype, (self._rows, self._columns))
         return DensePanels(self._panels, self._panels.data_ptr(), self._columns, self._rows)
 
     def _get_ready(self, part: CanonicalWeight) -> None:
@@ -201,12 +199,19 @@ def widened(panels: Tensor, dtype: torch.dtype) -> Tensor:
     return pairs.transpose(2, 3).flatten(1, 2).contiguous().view(dtype).float()
 
 
-def _pairs(matrix: Tensor) -> Tensor:
+def pairs(matrix: Tensor) -> Tensor:
     """16-bit floats [N, K] as int32 [N, K/2]."""
     matrix = matrix.contiguous()
     if matrix.data_ptr() % 4:
         matrix = matrix.clone()
     return matrix.view(torch.int32)
+
+
+def of_halves(panels: Tensor, dtype: torch.dtype, shape: tuple[int, int]) -> LowBitPanels:
+    """Panels of a matrix [N, K] with two floats of ``dtype`` in a word."""
+    rows, columns = shape
+    none = torch.empty(len(panels), 0, panels.shape[2])
+    return LowBitPanels(panels, none, None, None, columns, HALF_BITS[dtype], columns, rows)
 
 
 def stored_bits(bits: int) -> int:

@@ -25,7 +25,7 @@ from .panels import LowBitAssembly, LowBitPanels, spread_rows
 from .rounding import RoundedPanels
 
 # What linear.h calls panels of these floats, by the bits of one.
-_FLOAT_BITS = {8: 18, 4: 19}
+FLOAT_BITS = {8: 18, 4: 19}
 
 
 class SmallFloatAssembly:
@@ -49,7 +49,7 @@ class SmallFloatAssembly:
         panels = self._panels.finish()
         if panels.bits == 8:
             panels = _split(panels)
-        return self._input.with_panels(replace(panels, bits=_FLOAT_BITS[panels.bits]))
+        return self._input.with_panels(replace(panels, bits=FLOAT_BITS[panels.bits]))
 
 
 def prepare(weight: CanonicalWeight, dtype: torch.dtype) -> LowBitPanels | RoundedPanels:
@@ -85,6 +85,7 @@ def _bits(scheme: Fp8 | MicroScaled) -> int:
 
 
 def scale_group(problem: LinearProblem) -> int:
+    """Input features that share a scale."""
     scheme = problem.scheme
     if isinstance(scheme, MicroScaled):
         return scheme.group_size

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.attention_batch import AttentionBatch
+from ..layers.output_rows import OutputRows
 from .request import Sample
 from .sampling_rows import SamplingRows
 from .step_plan import StepPlan
@@ -23,15 +24,18 @@ from .step_plan import StepPlan
 class StepInputs:
     """One step's inputs: ``input_ids`` and ``positions`` int64 [T] on the device, and where keys and values lie.
 
-    ``rows`` [B] are the batch rows in plan order, ``starts`` [B] the first query of each, ``computed`` and ``counts``
+    ``outputs`` are the tokens whose hidden states are read, or None: all of them. ``rows`` [B] are the batch rows in
+    plan order, ``starts`` [B] the first of each one's ``num_outputs`` [B] hidden states, ``computed`` and ``counts``
     [B] the tokens computed before and in this step. ``drawing`` [R] selects the requests whose next token is drawn.
     """
 
     input_ids: Tensor
     positions: Tensor
     attention: AttentionBatch
+    outputs: OutputRows | None
     rows: NDArray[np.int64]
     starts: NDArray[np.int64]
+    num_outputs: NDArray[np.int64]
     computed: NDArray[np.int64]
     counts: NDArray[np.int64]
     drawing: NDArray[np.int64]
@@ -123,13 +127,52 @@ class Batch:
             query_lens_host=tuple(counts.tolist()),
             seq_lens_host=tuple(seq_lens.tolist()),
         )
+        ranges = [sample.output_rows(count) for sample, count in zip(plan.samples, counts.tolist(), strict=True)]
+        first, num_outputs = np.array(ranges, dtype=np.int64).T
         return StepInputs(
             input_ids=upload(self._token_ids[token_rows, positions].astype(np.int64)),
             positions=upload(positions),
             attention=attention,
+            outputs=_select_outputs(attention, starts, first, num_outputs),
             rows=rows,
-            starts=starts,
+            starts=np.cumsum(num_outputs) - num_outputs,
+            num_outputs=num_outputs,
             computed=computed,
             counts=counts,
             drawing=np.flatnonzero((seq_lens == self._num_tokens[rows]) & draws),
         )
+
+
+def _select_outputs(
+    attention: AttentionBatch, starts: NDArray[np.int64], first: NDArray[np.int64], counts: NDArray[np.int64]
+) -> OutputRows | None:
+    """Of request b, whose queries begin at ``starts[b]``, ``counts[b]`` rows from its ``first[b]`` on.
+
+    None where those are all rows.
+    """
+    query_lens, seq_lens = np.array(attention.query_lens_host), np.array(attention.seq_lens_host)
+    if (counts == query_lens).all():
+        return None
+    chosen = np.flatnonzero(counts)
+    counts, first = counts[chosen], first[chosen]
+    ends = np.cumsum(counts)
+    index = np.arange(counts.sum()) + np.repeat(starts[chosen] + first - ends + counts, counts)
+    # A row sees what lies up to itself, so a context that ends with the last chosen row is the same to all of them.
+    seq_lens = seq_lens[chosen] - query_lens[chosen] + first + counts
+    device = attention.block_table.device
+
+    def upload(array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    rows = upload(index)
+    batch = AttentionBatch(
+        query_start_loc=upload(np.concatenate(([0], ends)).astype(np.int32)),
+        seq_lens=upload(seq_lens.astype(np.int32)),
+        block_table=attention.block_table
+        if len(chosen) == attention.num_requests
+        else attention.block_table[upload(chosen)],
+        slot_mapping=attention.slot_mapping[rows],
+        query_lens_host=tuple(counts.tolist()),
+        seq_lens_host=tuple(seq_lens.tolist()),
+    )
+    return OutputRows(rows, batch)

@@ -24,8 +24,16 @@ class Pooler:
         """True where tokens from the prefix cache, whose hidden states are not kept, will not do."""
         return self._kind not in ("last", "score")
 
+    def rows(self, computed: int, count: int) -> tuple[int, int]:
+        """Of ``count`` tokens behind ``computed`` ones: the first whose hidden state is read, and how many are."""
+        if self._kind == "mean":
+            return 0, count
+        if self._kind == "cls":
+            return 0, int(computed == 0)
+        return count - 1, int(computed + count == self._num_tokens)
+
     def add(self, hidden: Tensor, first: int) -> None:
-        """Take in ``hidden`` [T,K] of the tokens from ``first`` on; from 0 it begins anew."""
+        """Take in ``hidden`` [R,K] of the ``rows`` of the tokens from ``first`` on; from 0 it begins anew."""
         if self._kind == "mean":
             total = hidden.float().sum(dim=0)
             self._vector = total if first == 0 or self._vector is None else self._vector + total

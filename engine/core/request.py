@@ -97,6 +97,14 @@ class Sample:
         """True where every prompt token's hidden state is read, so that none may come from the prefix cache."""
         return self.wants_prompt_logprobs or (self.pooler is not None and self.pooler.needs_every_token)
 
+    def output_rows(self, count: int) -> tuple[int, int]:
+        """Of the next ``count`` tokens: the first whose hidden state is read, and how many are."""
+        if self.pooler is not None:
+            return self.pooler.rows(self.num_computed_tokens, count)
+        if self.wants_prompt_logprobs:
+            return 0, count
+        return count - 1, int(self.num_computed_tokens + count == len(self.tokens))
+
     @property
     def can_be_forked(self) -> bool:
         """True while siblings may share the prompt's blocks: all of them but the last token's are computed."""

@@ -103,7 +103,7 @@ class ModelRunner:
         inputs = self._batch.inputs(plan, self._device)
         # Masks take their time beside the model, not after it.
         masks = self._masks.start([plan.samples[place].constraint for place in inputs.drawing.tolist()])
-        hidden = self._model.forward(inputs.input_ids, inputs.positions, self._caches, inputs.attention)
+        hidden = self._model.forward(inputs.input_ids, inputs.positions, self._caches, inputs.attention, inputs.outputs)
         for place, sample in enumerate(plan.samples):
             if sample.wants_prompt_logprobs:
                 self._read_prompt_logprobs(sample, hidden, inputs, place)
@@ -116,7 +116,7 @@ class ModelRunner:
         drawing = inputs.drawing
         if len(drawing) == 0:
             return StepResult()
-        last = inputs.starts[drawing] + inputs.counts[drawing] - 1
+        last = inputs.starts[drawing] + inputs.num_outputs[drawing] - 1
         if len(last) != len(hidden):
             hidden = hidden[torch.from_numpy(last).to(self._device, non_blocking=True)]
         samples = [plan.samples[place] for place in drawing.tolist()]
@@ -159,6 +159,7 @@ def _pool(sample: Sample, hidden: Tensor, inputs: StepInputs, place: int) -> boo
     """Give a pooling sample the hidden states of this step; True where they were the last."""
     if sample.pooler is None:
         return False
-    start, computed, count = (int(part[place]) for part in (inputs.starts, inputs.computed, inputs.counts))
-    sample.pooler.add(hidden[start : start + count], computed)
-    return computed + count == sample.num_tokens
+    start, num_rows, computed = (int(part[place]) for part in (inputs.starts, inputs.num_outputs, inputs.computed))
+    if num_rows:
+        sample.pooler.add(hidden[start : start + num_rows], computed)
+    return computed + int(inputs.counts[place]) == sample.num_tokens

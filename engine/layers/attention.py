@@ -53,16 +53,27 @@ class Attention:
         self, x: Tensor | QuantizedInput, rotation: Rotation, kv_cache: KVCache, batch: AttentionBatch
     ) -> Tensor:
         """x [T,K] -> [T,K]; writes the tokens' keys and values into ``kv_cache`` first."""
+        if self._fused is None:
+            return self.attend(self.queries(x, rotation, kv_cache, batch), kv_cache, batch)
+        tables, window = (rotation.cos_sin, rotation.rows), self._problem.sliding_window
+        mixed = self._fused(self._qkv(x), *tables, kv_cache, batch, self._scale, window, self._problem.soft_cap)
+        return self._output(mixed)
+
+    def queries(
+        self, x: Tensor | QuantizedInput, rotation: Rotation, kv_cache: KVCache, batch: AttentionBatch
+    ) -> Tensor:
+        """x [T,K] -> queries [T,H,D], ready to attend; the tokens' keys and values are in ``kv_cache``."""
         shape = self._problem
-        heads, kv_heads, size = shape.num_heads, shape.num_kv_heads, shape.head_size
-        if self._fused is not None:
-            tables, window = (rotation.cos_sin, rotation.rows), shape.sliding_window
-            mixed = self._fused(self._qkv(x), *tables, kv_cache, batch, self._scale, window, shape.soft_cap)
-            return self._output(mixed)
-        q, k, v = self._qkv(x).view(-1, heads + 2 * kv_heads, size).split((heads, kv_heads, kv_heads), dim=1)
-        q = self._rotate_and_write(q, k, v, rotation, kv_cache, batch)
+        heads, kv_heads = shape.num_heads, shape.num_kv_heads
+        merged = self._qkv(x).view(-1, heads + 2 * kv_heads, shape.head_size)
+        q, k, v = merged.split((heads, kv_heads, kv_heads), dim=1)
+        return self._rotate_and_write(q, k, v, rotation, kv_cache, batch)
+
+    def attend(self, q: Tensor, kv_cache: KVCache, batch: AttentionBatch) -> Tensor:
+        """Queries [R,H,D] -> [R,K]; ``batch`` says where each of them stands."""
+        shape = self._problem
         mixed = self._attend(q, kv_cache, batch, self._scale, shape.sliding_window, shape.soft_cap, **self._extras)
-        return self._output(mixed.reshape(-1, heads * size))
+        return self._output(mixed.reshape(len(q), -1))
 
     def _rotate_and_write(
         self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, kv_cache: KVCache, batch: AttentionBatch

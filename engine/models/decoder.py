@@ -12,6 +12,7 @@ from ...kernels.kv_layout import KVCache
 from ..layers.embedding import Embedding, Head
 from ..layers.label_head import LabelHead
 from ..layers.mlp import GatedMLP
+from ..layers.output_rows import OutputRows
 from ..layers.rope import RotaryEmbedding, Rotation
 from ..model_config import ModelConfig
 from ..weights.loader import Loader
@@ -48,13 +49,24 @@ class DecoderLayer:
         rotation: Rotation,
         kv_cache: KVCache,
         batch: AttentionBatch,
+        outputs: OutputRows | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(x, residual), both [T,K], whose sum is the layer's output; ``residual`` is None in the first layer."""
+        """(x, residual), both [T,K], whose sum is the layer's output; ``residual`` is None in the first layer.
+
+        With ``outputs``, in the last layer, both have those rows alone, [R,K].
+        """
         if residual is None:
             normed, residual = self._attention_norm(x), x
         else:
             normed, residual = self._attention_norm.add(x, residual)
-        mixed = self._attention(normed, rotation, kv_cache, batch)
+        if outputs is None:
+            mixed = self._attention(normed, rotation, kv_cache, batch)
+        else:
+            queries = self._attention.queries(normed, rotation, kv_cache, batch)
+            residual = residual[outputs.index]
+            if not len(residual):
+                return residual, residual
+            mixed = self._attention.attend(queries[outputs.index], kv_cache, outputs.batch)
         if self._after_attention is not None:
             mixed = self._after_attention(mixed)
         normed, residual = self._mlp_norm.add(mixed, residual)
@@ -101,13 +113,22 @@ class Decoder:
         self.kv_scales = loader.kv_scales
 
     @torch.inference_mode()
-    def forward(self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], batch: AttentionBatch) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: list[KVCache],
+        batch: AttentionBatch,
+        outputs: OutputRows | None = None,
+    ) -> Tensor:
         x, residual = self._embedding(input_ids), None
         rotations = [rope.rotation(positions, batch) for rope in self._ropes]
-        for layer, rope, kv_cache in zip(self._layers, self._rope_of, kv_caches, strict=True):
-            x, residual = layer(x, residual, rotations[rope], kv_cache, batch)
+        last = len(self._layers) - 1
+        for index, (layer, kv_cache) in enumerate(zip(self._layers, kv_caches, strict=True)):
+            rotation = rotations[self._rope_of[index]]
+            x, residual = layer(x, residual, rotation, kv_cache, batch, outputs if index == last else None)
         assert residual is not None, "a decoder has at least one layer"
-        return self._norm.add(x, residual)[0]
+        return self._norm.add(x, residual)[0] if len(x) else x
 
     def reserve(self, seq_len: int) -> int:
         return min(rope.reserve(seq_len) for rope in self._ropes)

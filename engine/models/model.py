@@ -10,6 +10,7 @@ from torch import Tensor
 from ...kernels.attention_batch import AttentionBatch
 from ...kernels.kv_layout import KVCache
 from ...quant.kv_scales import KVScales
+from ..layers.output_rows import OutputRows
 from ..model_config import ModelConfig
 
 
@@ -29,10 +30,18 @@ class Model(Protocol):
     kv_dtype: torch.dtype
     kv_scales: dict[int, KVScales]
 
-    def forward(self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], batch: AttentionBatch) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: list[KVCache],
+        batch: AttentionBatch,
+        outputs: OutputRows | None = None,
+    ) -> Tensor:
         """Hidden states [T,K] after the final norm, of the tokens ``input_ids`` at ``positions`` (both int64 [T]).
 
-        Writes each token's keys and values into ``kv_caches`` (one per layer) at ``batch.slot_mapping``.
+        Writes each token's keys and values into ``kv_caches`` (one per layer) at ``batch.slot_mapping``. With
+        ``outputs`` the hidden states of those rows alone, [R,K], at no cost of the others behind their last keys.
         """
         ...
 

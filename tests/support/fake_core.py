@@ -17,6 +17,7 @@ from torch import Tensor
 from twofold.engine.config import EngineConfig
 from twofold.engine.core import prefix_cache
 from twofold.engine.core.engine_core import EngineCore
+from twofold.engine.layers.output_rows import OutputRows
 from twofold.engine.messages import EngineRequest, TokenOutput
 from twofold.engine.model_config import ModelConfig, RopeConfig
 from twofold.engine.sampling_params import SamplingParams
@@ -60,8 +61,15 @@ class FakeModel:
         self.table[:, VOCAB_SIZE:] += 100.0
         self.num_computed = 0
 
-    def forward(self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], batch: AttentionBatch) -> Tensor:
-        """Hidden states [T,1]: the state reached by each query's context."""
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: list[KVCache],
+        batch: AttentionBatch,
+        outputs: OutputRows | None = None,
+    ) -> Tensor:
+        """Hidden states [T,1], or those of ``outputs``: the state reached by each query's context."""
         keys, values = kv_caches[0].key, kv_caches[0].value
         size = keys.shape[1]
         slots = batch.slot_mapping
@@ -81,7 +89,8 @@ class FakeModel:
             assert torch.equal(positions[starts[b] : starts[b + 1]], where[length - count :])
             states = _states(keys[blocks, where % size, 0, 0].long().tolist())
             hidden += states[length - count :]
-        return torch.tensor(hidden, dtype=torch.float32)[:, None]
+        states = torch.tensor(hidden, dtype=torch.float32)[:, None]
+        return states if outputs is None else states[outputs.index]
 
     def reserve(self, seq_len: int) -> int:
         """0: its steps follow their inputs in Python, so that none can be recorded."""

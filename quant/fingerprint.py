@@ -13,7 +13,7 @@ from .formats.writers import default_format
 from .spec import QuantizeSpec
 
 # Part of the key: raise it when the same arguments give other weights.
-RESULT_VERSION = 7
+RESULT_VERSION = 8
 # Files up to this size count with all their bytes, larger ones with samples, size and modification time.
 MAX_HASHED_BYTES = 256 << 20
 NUM_SAMPLES = 32

@@ -109,11 +109,14 @@ class ClippedGroups:
 
 
 def quantize_clipped(weight: Tensor, hessian: Tensor, scheme: WeightOnly) -> PackedWeight:
-    """``weight`` [N, K] to the nearest codes, scales searched with the second moments ``hessian`` [K, K] of inputs."""
+    """``weight`` [N, K] to the nearest codes, scales searched with the second moments ``hessian`` [K, K] of inputs.
+
+    No group's share of the output is further off than ``quantize_rtn`` leaves it, whose scales begin the search.
+    """
     rows, columns = weight.shape
     size = scheme.resolved_group_size(columns)
     groups = in_groups(weight, size)
-    grid = search_grid(groups, scheme, diagonal_blocks(hessian, size))
+    grid = search_grid(groups, scheme, diagonal_blocks(hessian, size), first=search_grid(groups, scheme))
     codes = (grid.levels(groups, 2**scheme.bits - 1) + grid.zero).to(torch.uint8).flatten(1)[:, :columns]
     return PackedWeight(
         scheme=WeightOnly(scheme.bits, -1 if size >= columns else size, scheme.symmetric),

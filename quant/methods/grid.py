@@ -76,29 +76,31 @@ def whole_range(groups: Tensor, scheme: WeightOnly) -> GroupGrid:
 
 
 def search_grid(
-    groups: Tensor, scheme: WeightOnly, importance: Tensor | None = None, *, positive: bool = False
+    groups: Tensor,
+    scheme: WeightOnly,
+    importance: Tensor | None = None,
+    *,
+    positive: bool = False,
+    first: GroupGrid | None = None,
 ) -> GroupGrid:
     """The grid of each group in ``groups`` [N, G, group].
 
     ``importance`` weighs the squared errors: [..., G, group] each column, [G, group, group] the products of any two of
     a group's, as second moments of its inputs do (of three dimensions only this is square); None: all alike.
-    ``positive``: no negative scales, which point a symmetric grid's longer end the other way.
+    ``positive``: no negative scales, which point a symmetric grid's longer end the other way. ``first`` is tried before
+    all others: no group comes out with a larger error than it has there.
     """
     top = 2**scheme.bits - 1
-    if importance is None and not scheme.symmetric:
+    if importance is None and first is None and not scheme.symmetric:
         found = convert("search_grids", groups, _fractions(scheme), top, NUM_FITS, positive)
         if found is not None:
             return GroupGrid(found[0], found[1])
     weigh = _weigher(groups, importance)
-    best: GroupGrid | None = None
-    best_error = torch.empty(0)
-    for candidate in _candidates(groups, scheme, top, positive=positive):
-        error = _squared_error(groups, candidate, top, weigh)
-        if best is None:
-            best, best_error = candidate, error
-        else:
-            best_error = best.take_better(candidate, best_error, error)
-    assert best is not None
+    candidates = _candidates(groups, scheme, top, positive=positive)
+    start = first or next(candidates)
+    best, best_error = GroupGrid(start.scale, start.zero), _squared_error(groups, start, top, weigh)
+    for candidate in candidates:
+        best_error = best.take_better(candidate, best_error, _squared_error(groups, candidate, top, weigh))
     for _ in range(NUM_FITS):
         fitted = _fitted(groups, best, top, weigh)
         if positive:

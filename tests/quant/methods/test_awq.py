@@ -115,21 +115,21 @@ def test_the_scale_lowers_the_blocks_error(tiny_model: TinyModel) -> None:
         assert error(layer, expected) < 0.8 * error(plain, expected)
 
 
-def test_clipping_lowers_the_output_error_of_each_group() -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = (
-        torch.randn(300, 80, generator=generator)
-        @ torch.randn(80, 80, generator=generator)
-        * torch.rand(80, generator=torch.Generator()).mul(3).exp()  # not what the tests before have left to draw
-    )
-    weight, scheme = torch.randn(12, 80, generator=generator), WeightOnly(3, 32, False)
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_clipping_raises_no_groups_output_error(seed: int, symmetric: bool) -> None:
+    """Not one group's, since the search begins with what nearest rounding found; their sum is well below."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(300, 80, generator=generator) @ torch.randn(80, 80, generator=generator)
+    x *= torch.rand(80, generator=generator).mul(3).exp()
+    weight, scheme = torch.randn(40, 80, generator=generator), WeightOnly(3, 32, symmetric)
     clipped, nearest = (
         dequantize(one) for one in (quantize_clipped(weight, x.T @ x / 300, scheme), quantize_rtn(weight, scheme))
     )
     for start in (0, 32, 64):
         part = slice(start, start + 32)
-        errors = [((one - weight)[:, part] @ x[:, part].T).norm(dim=1) for one in (clipped, nearest)]
-        assert (errors[0] <= errors[1] * 1.001).all() and errors[0].sum() < 0.97 * errors[1].sum()
+        errors = [((one - weight)[:, part].double() @ x[:, part].T.double()).norm(dim=1) for one in (clipped, nearest)]
+        assert (errors[0] <= errors[1] * 1.0001).all() and errors[0].sum() < 0.97 * errors[1].sum()
 
 
 def test_diagonal_blocks() -> None:

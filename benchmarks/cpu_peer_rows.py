@@ -149,7 +149,7 @@ def _vllm(model: str, threads: int) -> list[Peer]:
     words = ["-m", "vllm.entrypoints.openai.api_server", "--model", model, "--max-model-len", "2048"]
     words += ["--max-num-seqs", "64", "--host", "127.0.0.1", "--port", "{port}"]
     cores = sorted(os.sched_getaffinity(0))[:threads]
-    environment = {
+    environment: dict[str, str | None] = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
@@ -157,16 +157,18 @@ def _vllm(model: str, threads: int) -> list[Peer]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": None,  # it counts its threads by itself
         "PATH": f"{Path(python).parent}:{os.environ['PATH']}",  # its compiler asks for ninja
+        "LD_PRELOAD": os.environ.get("VLLM_PRELOAD", os.environ.get("LD_PRELOAD")),
     }
     return [
         Peer(
-            name=f"vllm:{dtype}",
-            command=[python, *words, "--dtype", dtype],
+            name=f"vllm:{dtype}{suffix}",
+            command=[python, *words, "--dtype", dtype, *more],
             version=version,
             extra={"ignore_eos": True},
             environment=environment,
             start_limit_s=1200.0,  # it compiles at its first start
         )
+        for suffix, more in (("", []), ("+eager", ["--enforce-eager"]))
         for dtype in ("float32", "bfloat16")
     ]
 

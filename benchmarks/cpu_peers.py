@@ -9,13 +9,15 @@ of the catalogue in GGUF, which is fetched and written as a float32 folder, too.
                      it, and LLAMA_ARGS are more options for it
     OPENVINO_PYTHON  a Python with openvino-genai, and
     OPENVINO_MODELS  a folder with one folder for each exported model (openvino_models.py writes it)
-    VLLM_PYTHON      a Python with vLLM's CPU build
+    VLLM_PYTHON      a Python with vLLM's CPU build; VLLM_PRELOAD is its LD_PRELOAD, which its guide wants to name
+                     libtcmalloc_minimal and its libiomp5
     TRANSFORMERS_PYTHON  a Python with transformers and torch (default: this one)
 
 Twofold serves every GGUF file below 16 bits, and the folder in float32, bfloat16 and with its weights in 8 bits; +int8
 and +bf16 are `--cpu-activations` of that name, +kv16 is `--kv-cache-dtype bfloat16`. Its row bf16 is the folder of
---narrow, served as it is stored. OpenVINO computes in float32, and in bfloat16 in rows with +bf16. Twofold, llama.cpp
-and vLLM stream over HTTP to a client on the same cores; the others run in a process without one.
+--narrow, served as it is stored. OpenVINO computes in float32, and in bfloat16 in rows with +bf16. vLLM compiles the
+model, for minutes at its first start; in rows with +eager it does not. Twofold, llama.cpp and vLLM stream over HTTP to
+a client on the same cores; the others run in a process without one.
 
 Peers take turns, `--launches` times, each with prompts of its own. A run beside which others took more than 5 % of the
 cores is repeated, and the quietest kept. With --output every figure is kept; what FILE has already is not measured

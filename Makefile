@@ -19,12 +19,13 @@ RUN_STAMP    := $(VENV)/.installed
 DEV_STAMP    := $(VENV)/.installed-dev
 INTEROP      := $(abspath $(VENV))/interop
 
-.PHONY: help demo install test test-slow bench-cpu interop lint format check-kernels kernel-tables wheel clean
+.PHONY: help demo install test test-slow arm64 bench-cpu interop lint format check-kernels kernel-tables wheel clean
 
 help:
 	@echo "make demo       serve a small 4-bit model on http://127.0.0.1:$(PORT)"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run every test that needs no GPU, the long ones too"
+	@echo "make arm64      the CPU kernels compiled for 64-bit ARM and run under qemu, where Debian's packages for that are there"
 	@echo "make bench-cpu  Twofold beside the other engines that are installed (BENCH takes options, --help lists them)"
 	@echo "make interop    read quantized results with the tools that own their formats"
 	@echo "make lint       ruff and mypy"
@@ -46,6 +47,10 @@ test: $(DEV_STAMP)
 
 test-slow: $(DEV_STAMP)
 	$(BIN)/pytest -m "not gpu"
+
+# Needs a cross compiler and an emulator: gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user.
+arm64: $(DEV_STAMP)
+	$(BIN)/pytest -m arm64 tests/kernels/cpu
 
 # LLAMA_SERVER, OPENVINO_PYTHON and so on say where peers are; BENCH takes options and a model.
 bench-cpu: $(DEV_STAMP)

@@ -75,10 +75,15 @@ def unavailable_for(dtype: torch.dtype) -> str | None:
 def open_library(path: Path) -> ctypes.CDLL:
     """Load a compiled library and tell it how many threads to use, and on which CPUs."""
     opened = ctypes.CDLL(str(path))
+    describe(opened)
+    return opened
+
+
+def describe(opened: ctypes.CDLL) -> None:
+    """Give a library's functions their types, and the library the platform's threads."""
     for name, arguments in SIGNATURES.items():
         function = getattr(opened, name)
         function.argtypes = arguments
         function.restype = ctypes.c_int if name in RETURNING else None
     opened.twofold_set_threads_cell(cpu_threads.cell_address())
     opened.twofold_set_team_cpus(cpu_threads.team_address())
-    return opened

@@ -1,4 +1,7 @@
-"""Run every C kernel of the library given as argument against the reference, over shapes with ragged edges."""
+"""Run every C kernel of the library given as argument against the reference, over shapes with ragged edges.
+
+A second argument is the program that runs a library of another architecture (``emulated_library``).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import expected_attention, make_case, queries_for
 from check_cpu_tape import check_tape
+from emulated_library import open_emulated
 from expert_cases import expected, random_ids, random_weights
 from int8_cases import eight_bit_weight, expected_product, integer_weight
 from kv_codes import DTYPES, codes_of, in_codes, scales_of
@@ -218,8 +222,8 @@ def check_gptq() -> None:
     assert found is None or bool((found[0] > 0).all())
 
 
-def main(path: str) -> None:
-    opened = library.open_library(Path(path))
+def main(path: str, driver: str | None = None) -> None:
+    opened = open_emulated(Path(driver), Path(path)) if driver else library.open_library(Path(path))
     library.load = lambda: opened  # type: ignore[assignment]
     cpu_threads.set_num_threads(3)
     torch.manual_seed(0)
@@ -238,4 +242,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -114,6 +114,7 @@ static void nested(void *arg, ptrdiff_t first, ptrdiff_t last) {
 }
 
 static void check_fork(void) {
+#ifndef NO_FORK
     pid_t child = fork();
     if (child == 0) {
         run_and_check(ITEMS, 3);
@@ -122,6 +123,7 @@ static void check_fork(void) {
     }
     int status = 1;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
+#endif
 }
 
 int main(void) {

@@ -17,9 +17,9 @@
 /* Below so many items per thread the sections of an item are shared out too. */
 #define SPLIT_ITEMS 4
 
-/* One thread's buffers: states of one section and of all sections so far, and the arithmetic's own. */
+/* One thread's buffers: the state of an item's rows, and the arithmetic's own. */
 struct scratch {
-    struct state part, whole;
+    struct state state;
     void *work;
 };
 
@@ -32,29 +32,9 @@ static struct state state_at(const struct attention *p, float *base) {
 }
 
 static struct scratch carve(const struct attention *p) {
-    size_t floats = 2 * (size_t)state_size(p);
+    size_t floats = (size_t)state_size(p);
     float *base = thread_scratch(floats * sizeof(float) + p->arithmetic->work_bytes(p));
-    return (struct scratch){state_at(p, base), state_at(p, base + state_size(p)), base + floats};
-}
-
-static void clear_state(const struct attention *p, const struct state *state, ptrdiff_t rows) {
-    for (ptrdiff_t r = 0; r < rows; r++) state->largest[r] = -INFINITY;
-    memset(state->total, 0, (size_t)rows * sizeof(float));
-    memset(state->sum, 0, (size_t)(rows * width_of(p)) * sizeof(float));
-}
-
-/* whole += part, each row relative to the larger of the two maxima. */
-static void merge(struct state *whole, const struct state *part, ptrdiff_t rows, ptrdiff_t width) {
-    for (ptrdiff_t r = 0; r < rows; r++) {
-        if (part->largest[r] == -INFINITY && part->total[r] == 0.0f) continue; /* nothing was seen; a NaN has a total */
-        float top = whole->largest[r] > part->largest[r] ? whole->largest[r] : part->largest[r];
-        float old = exp2f(whole->largest[r] - top), new = exp2f(part->largest[r] - top);
-        whole->largest[r] = top;
-        whole->total[r] = whole->total[r] * old + part->total[r] * new;
-        float *sum = whole->sum + r * width;
-        const float *add = part->sum + r * width;
-        for (ptrdiff_t d = 0; d < width; d += LANES) store(sum + d, load(sum + d) * splat(old) + load(add + d) * splat(new));
-    }
+    return (struct scratch){state_at(p, base), base + floats};
 }
 
 static void write_out(const struct attention *p, const struct item *item, const struct state *state) {
@@ -63,11 +43,11 @@ static void write_out(const struct attention *p, const struct item *item, const 
         float *out = p->out + ((token + row / group) * p->num_heads + item->kv_head * group + row % group) * p->head_size;
         ptrdiff_t r = row - item->first_row;
         /* A request without a context pads a recorded step: zeros, not 0 / 0. */
-        float total = state->total[r] == 0.0f ? 1.0f : state->total[r];
+        float share = 1.0f / (state->total[r] == 0.0f ? 1.0f : state->total[r]);
         const float *sum = state->sum + r * width_of(p);
         ptrdiff_t d = 0;
-        for (; d + LANES <= p->head_size; d += LANES) store(out + d, load(sum + d) / splat(total));
-        for (; d < p->head_size; d++) out[d] = sum[d] / total;
+        for (; d + LANES <= p->head_size; d += LANES) store(out + d, load(sum + d) * splat(share));
+        for (; d < p->head_size; d++) out[d] = sum[d] * share;
     }
 }
 
@@ -84,25 +64,21 @@ static void sections(const struct attention *p, const struct item *item, ptrdiff
     *last = (*last + SECTION - 1) / SECTION;
 }
 
-/* s->part = the item's rows over one section. */
-static void attend_section(const struct attention *p, const struct item *item, struct scratch *s, ptrdiff_t section) {
+/* Add one section to the state of the item's rows. */
+static void attend_section(const struct attention *p, const struct item *item, const struct scratch *s, ptrdiff_t section) {
     ptrdiff_t first, last;
     visible_to_some(p, item, &first, &last);
     first = at_least(first / KEY_TILE * KEY_TILE, section * SECTION);
     last = at_most(last, (section + 1) * SECTION);
-    clear_state(p, &s->part, item->last_row - item->first_row);
-    p->arithmetic->attend(p, item, s->work, &s->part, first, last);
+    p->arithmetic->attend(p, item, s->work, &s->state, first, last);
 }
 
-static void attend(const struct attention *p, const struct item *item, struct scratch *s) {
-    ptrdiff_t rows = item->last_row - item->first_row, section, last;
+static void attend(const struct attention *p, const struct item *item, const struct scratch *s) {
+    ptrdiff_t section, last;
     p->arithmetic->begin(p, item, s->work);
-    clear_state(p, &s->whole, rows);
-    for (sections(p, item, &section, &last); section < last; section++) {
-        attend_section(p, item, s, section);
-        merge(&s->whole, &s->part, rows, width_of(p));
-    }
-    write_out(p, item, &s->whole);
+    clear_state(&s->state, item->last_row - item->first_row, width_of(p));
+    for (sections(p, item, &section, &last); section < last; section++) attend_section(p, item, s, section);
+    write_out(p, item, &s->state);
 }
 
 static ptrdiff_t num_rows(const struct attention *p, ptrdiff_t request) {
@@ -143,7 +119,8 @@ static void attend_parts(void *arg, ptrdiff_t first, ptrdiff_t last) {
         sections(p, &item, &from, &to);
         if (section < from || section >= to) continue;
         p->arithmetic->begin(p, &item, s.work);
-        s.part = state_at(p, p->parts + first * state_size(p));
+        s.state = state_at(p, p->parts + first * state_size(p));
+        clear_state(&s.state, item.last_row - item.first_row, width_of(p));
         attend_section(p, &item, &s, section);
     }
 }
@@ -153,12 +130,12 @@ static void merge_parts(const struct attention *p, ptrdiff_t items) {
     for (ptrdiff_t i = 0; i < items; i++) {
         struct item item = item_at(p, i);
         ptrdiff_t rows = item.last_row - item.first_row, section, last;
-        clear_state(p, &s.whole, rows);
+        clear_state(&s.state, rows, width_of(p));
         for (sections(p, &item, &section, &last); section < last; section++) {
             struct state part = state_at(p, p->parts + (i * p->num_sections + section) * state_size(p));
-            merge(&s.whole, &part, rows, width_of(p));
+            merge(&s.state, &part, rows, width_of(p));
         }
-        write_out(p, &item, &s.whole);
+        write_out(p, &item, &s.state);
     }
 }
 

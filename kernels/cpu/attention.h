@@ -48,11 +48,11 @@ struct state {
     float *largest, *total, *sum;
 };
 
-/* How scores and weighted sums are computed. `work` is a buffer of work_bytes() that begin() fills for an item; attend() adds an
-   item's rows over positions first..last of one section to a cleared state; first is that of a tile. */
+/* How scores and weighted sums are computed. `work` is a buffer of work_bytes() that begin() fills for an item; attend() adds what
+   an item's rows see of positions first..last of one section to their state; first is that of a tile. */
 struct arithmetic {
-    ptrdiff_t item_rows; /* at most, a multiple of row_multiple, for which a state has room */
-    ptrdiff_t row_multiple;
+    ptrdiff_t item_rows;    /* at most */
+    ptrdiff_t row_multiple; /* a state has room for a multiple of it, which is one of LANES */
     size_t (*work_bytes)(const struct attention *p);
     void (*begin)(const struct attention *p, const struct item *item, void *work);
     void (*attend)(const struct attention *p, const struct item *item, void *work, const struct state *state, ptrdiff_t first,
@@ -89,22 +89,38 @@ static inline void visible(const struct attention *p, const struct item *item, p
     *last = position + 1;
 }
 
-/* The same as columns of the tile that starts at `tile`; none where *first >= *last. */
-static inline void visible_columns(const struct attention *p, const struct item *item, ptrdiff_t row, ptrdiff_t tile, int *first,
-                                   int *last) {
+/* The same as columns of the `columns` positions from `tile` on; none where *first >= *last. */
+static inline void visible_columns(const struct attention *p, const struct item *item, ptrdiff_t row, ptrdiff_t tile,
+                                   ptrdiff_t columns, int *first, int *last) {
     ptrdiff_t from, to;
     visible(p, item, row, &from, &to);
-    *first = (int)at_most(at_least(from - tile, 0), KEY_TILE);
-    *last = (int)at_most(at_least(to - tile, 0), KEY_TILE);
+    *first = (int)at_most(at_least(from - tile, 0), columns);
+    *last = (int)at_most(at_least(to - tile, 0), columns);
 }
 
-/* A row's maximum rises from *largest to `top`: its sums so far count for less by a factor. */
-INLINE void fade(float *largest, float top, float *total, float *sum, ptrdiff_t width) {
-    if (*largest == top) return;
-    float factor = exp2f(*largest - top);
-    *largest = top;
-    *total *= factor;
-    for (ptrdiff_t d = 0; d < width; d += LANES) store(sum + d, load(sum + d) * splat(factor));
+static inline void clear_state(const struct state *state, ptrdiff_t rows, ptrdiff_t width) {
+    for (ptrdiff_t r = 0; r < rows; r++) state->largest[r] = -INFINITY;
+    memset(state->total, 0, (size_t)rows * sizeof(float));
+    memset(state->sum, 0, (size_t)(rows * width) * sizeof(float));
+}
+
+/* whole += part, each row relative to the larger of the two maxima. A cleared whole becomes the part. */
+static inline void merge(const struct state *whole, const struct state *part, ptrdiff_t rows, ptrdiff_t width) {
+    for (ptrdiff_t row = 0; row < rows; row += LANES) {
+        vf before = load(whole->largest + row), after = load(part->largest + row), top = vmax(before, after);
+        float tops[LANES], old[LANES], new[LANES];
+        store(tops, top);
+        store(old, vexp2(before - top));
+        store(new, vexp2(after - top));
+        for (ptrdiff_t i = 0, r = row; i < LANES && r < rows; i++, r++) {
+            if (part->largest[r] == -INFINITY && part->total[r] == 0.0f) continue; /* nothing was seen; a NaN has a total */
+            float *sum = whole->sum + r * width;
+            const float *add = part->sum + r * width;
+            whole->largest[r] = tops[i];
+            whole->total[r] = whole->total[r] * old[i] + part->total[r] * new[i];
+            for (ptrdiff_t d = 0; d < width; d += LANES) store(sum + d, load(sum + d) * splat(old[i]) + load(add + d) * splat(new[i]));
+        }
+    }
 }
 
 static inline ptrdiff_t place_of(const struct cache *cache, ptrdiff_t block, ptrdiff_t offset, ptrdiff_t head) {

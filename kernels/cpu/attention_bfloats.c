@@ -2,7 +2,7 @@
    products of bfloat16 pairs with float32 sums, softmax in float32, weights rounded to bfloat16 before they multiply values. A row's
    total is the sum of its weights before rounding: their errors have no sign in common, and the largest weight, 1, has none.
 
-   Keys and values of a tile are copied once into the form that the second operand of a product has, pairs of what is summed over
+   Keys and values of a section are copied once into the form that the second operand of a product has, pairs of what is summed over
    (features, or positions) side by side; all rows of the item then read the copy. Positions past the context are zeros among the
    values, a masked one has the weight 0, and zeros change no sum: so a row's result is the same in any company. */
 #include "amx.h"
@@ -10,40 +10,49 @@
 
 #if HAVE_AMX && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define ITEM_ROWS (24 * AMX_ROWS)
+/* Rows that share what is loaded of keys and values: two tiles of them. */
+#define GROUP_ROWS (2 * AMX_ROWS)
 /* bfloat16 pairs in a row of a tile, and what the products' second operand has in a tile. */
 #define DEPTH (2 * LANES)
 #define TILE_BFLOATS (AMX_ROWS * DEPTH)
-#define KEY_CHUNKS (KEY_TILE / DEPTH)
+/* Floats between two rows of scores: one cache line more than a power of two, so that rows fall into different sets of the cache. */
+#define SCORE_ROW (SECTION + LANES)
+/* bfloat16 weights take the place of the scores that they are made of. */
+#define WEIGHT_ROW (2 * SCORE_ROW)
 
 /* Rows of the query that are fetched ahead of the one that is rounded. */
 #define AHEAD 8
 
 #define UNROLL _Pragma("GCC unroll 8")
 
-/* query [rows][depth], rounded up to whole tiles; keys [KEY_TILE / LANES][depth / DEPTH] tiles; values [KEY_CHUNKS][width / LANES]
-   tiles; scores and weights [AMX_ROWS][KEY_TILE], of two groups of rows by turns. */
+/* query [rows][depth], rounded up to whole tiles; keys [SECTION / LANES][depth / DEPTH] tiles; values [SECTION / DEPTH][width / LANES]
+   tiles; scores [GROUP_ROWS][SCORE_ROW]; part: the state of a group of rows after one section; lanes [AMX_ROWS][LANES]. */
 struct work {
-    uint16_t *query, *keys, *values, *weights[2];
-    float *scores[2];
+    uint16_t *query, *keys, *values;
+    float *scores, *lanes;
+    struct state part;
     ptrdiff_t depth, width;
-    const uint16_t *value_row[KEY_TILE];
+    ptrdiff_t tile, columns; /* the positions that keys and values hold */
+    const uint16_t *value_row[SECTION];
 };
 
 static size_t work_bytes(const struct attention *p) {
     size_t depth = (size_t)round_up(p->head_size, DEPTH), width = (size_t)width_of(p);
-    size_t bfloats = (size_t)p->state_rows * depth + KEY_TILE * (depth + width + 2 * AMX_ROWS);
-    return sizeof(struct work) + VEC_BYTES + bfloats * sizeof(uint16_t) + 2 * AMX_ROWS * KEY_TILE * sizeof(float);
+    size_t bfloats = (size_t)p->state_rows * depth + SECTION * (depth + width);
+    size_t floats = GROUP_ROWS * (SCORE_ROW + width + 2) + AMX_ROWS * LANES;
+    return sizeof(struct work) + VEC_BYTES + bfloats * sizeof(uint16_t) + floats * sizeof(float);
 }
 
 static void carve(const struct attention *p, struct work *w) {
     w->depth = round_up(p->head_size, DEPTH), w->width = width_of(p);
-    w->scores[0] = (float *)(((uintptr_t)(w + 1) + VEC_BYTES - 1) / VEC_BYTES * VEC_BYTES);
-    w->scores[1] = w->scores[0] + AMX_ROWS * KEY_TILE;
-    w->weights[0] = (uint16_t *)(w->scores[1] + AMX_ROWS * KEY_TILE);
-    w->weights[1] = w->weights[0] + AMX_ROWS * KEY_TILE;
-    w->keys = w->weights[1] + AMX_ROWS * KEY_TILE;
-    w->values = w->keys + KEY_TILE * w->depth;
-    w->query = w->values + KEY_TILE * w->width;
+    w->scores = (float *)(((uintptr_t)(w + 1) + VEC_BYTES - 1) / VEC_BYTES * VEC_BYTES);
+    w->lanes = w->scores + GROUP_ROWS * SCORE_ROW;
+    w->part.sum = w->lanes + AMX_ROWS * LANES;
+    w->part.largest = w->part.sum + GROUP_ROWS * w->width;
+    w->part.total = w->part.largest + GROUP_ROWS;
+    w->keys = (uint16_t *)(w->part.total + GROUP_ROWS);
+    w->values = w->keys + SECTION * w->depth;
+    w->query = w->values + SECTION * w->width;
 }
 
 /* The first lanes of 16 or 32, as many as are left. */
@@ -142,7 +151,7 @@ static void fetch(const struct attention *p, ptrdiff_t key, ptrdiff_t value) {
     }
 }
 
-/* The keys and values of positions first..last, one tile, of which only these exist. */
+/* The keys and values of positions first..last, one section, of which only these exist. */
 static void pack(const struct attention *p, const struct item *item, struct work *w, ptrdiff_t first, ptrdiff_t last) {
     for (ptrdiff_t position = first, next; position < last; position = next) {
         ptrdiff_t offset = position % p->block_size, block = block_of(p, item, position);
@@ -161,174 +170,198 @@ static void pack(const struct attention *p, const struct item *item, struct work
         pack_pair(p, w, i, i < count ? w->value_row[i] : NULL, i + 1 < count ? w->value_row[i + 1] : NULL);
 }
 
-/* Products in pieces of two, so that the tiles work while vectors compute another group's softmax. Both have the same rows of the
-   item, and columns from..end of the tile of positions. */
+/* The rows of the group at hand and the columns of the section, multiples of DEPTH, that some of them see. */
 struct group {
     ptrdiff_t row;
-    int rows, from, end, all; /* all: every row sees the whole tile */
-    const uint16_t *query;
-    float *scores, *sum;
-    uint16_t *weights;
-    ptrdiff_t column, depth; /* where the next piece is */
+    int rows, from, end;
+    int all; /* every row sees the whole section */
 };
 
-static ptrdiff_t score_pieces(const struct work *w, const struct group *g) { return (g->end - g->from) / DEPTH * (w->depth / DEPTH); }
-
-static ptrdiff_t mix_pieces(const struct work *w, const struct group *g) { return w->width / DEPTH * ((g->end - g->from) / DEPTH); }
-
-/* scores [rows][two tiles of columns] += query . keys, over DEPTH features; stored with the last ones. */
-INLINE void score_piece(const struct work *w, struct group *g) {
-    const uint16_t *keys = w->keys + g->column * w->depth + g->depth * LANES;
-    if (g->depth == 0) {
+/* scores [rows][columns from..end] = query . keys */
+INLINE void score(const struct work *w, const uint16_t *query, const struct group *g, const int tiles) {
+    const ptrdiff_t row = w->depth * (ptrdiff_t)sizeof(uint16_t), score_row = SCORE_ROW * sizeof(float);
+    for (int column = g->from; column < g->end; column += DEPTH) {
+        float *scores = w->scores + column;
+        const uint16_t *keys = w->keys + column * w->depth;
         _tile_zero(0);
         _tile_zero(1);
+        if (tiles > 1) {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+        for (ptrdiff_t d = 0; d < w->depth; d += DEPTH) {
+            _tile_loadd(4, query + d, row);
+            _tile_loadd(6, keys + d * LANES, VEC_BYTES);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, keys + (w->depth + d) * LANES, VEC_BYTES);
+            _tile_dpbf16ps(1, 4, 7);
+            if (tiles > 1) {
+                _tile_loadd(5, query + AMX_ROWS * w->depth + d, row);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        }
+        _tile_stored(0, scores, score_row);
+        _tile_stored(1, scores + LANES, score_row);
+        if (tiles > 1) {
+            _tile_stored(2, scores + AMX_ROWS * SCORE_ROW, score_row);
+            _tile_stored(3, scores + AMX_ROWS * SCORE_ROW + LANES, score_row);
+        }
     }
-    _tile_loadd(4, g->query + g->depth, w->depth * (ptrdiff_t)sizeof(uint16_t));
-    _tile_loadd(6, keys, VEC_BYTES);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, keys + LANES * w->depth, VEC_BYTES);
-    _tile_dpbf16ps(1, 4, 7);
-    g->depth += DEPTH;
-    if (g->depth < w->depth) return;
-    _tile_stored(0, g->scores + g->column, KEY_TILE * sizeof(float));
-    _tile_stored(1, g->scores + g->column + LANES, KEY_TILE * sizeof(float));
-    g->column += DEPTH, g->depth = 0;
 }
 
-/* sum [rows][two tiles of columns] += weights . values, over DEPTH positions. */
-INLINE void mix_piece(const struct work *w, struct group *g) {
-    const uint16_t *values = w->values + g->depth * w->width + g->column * DEPTH;
-    ptrdiff_t row = w->width * (ptrdiff_t)sizeof(float);
-    if (g->depth == g->from) {
-        _tile_loadd(2, g->sum + g->column, row);
-        _tile_loadd(3, g->sum + g->column + LANES, row);
+/* The part's sum [rows][width] = weights [rows][columns from..end] . values */
+INLINE void mix(const struct work *w, const struct group *g, const int tiles) {
+    const ptrdiff_t row = w->width * (ptrdiff_t)sizeof(float), weight_row = WEIGHT_ROW * sizeof(uint16_t);
+    for (ptrdiff_t column = 0; column < w->width; column += DEPTH) {
+        const uint16_t *weights = (const uint16_t *)w->scores;
+        float *sum = w->part.sum + column;
+        _tile_zero(0);
+        _tile_zero(1);
+        if (tiles > 1) {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+        for (ptrdiff_t i = g->from; i < g->end; i += DEPTH) {
+            const uint16_t *values = w->values + i * w->width + column * DEPTH;
+            _tile_loadd(4, weights + i, weight_row);
+            _tile_loadd(6, values, VEC_BYTES);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, values + TILE_BFLOATS, VEC_BYTES);
+            _tile_dpbf16ps(1, 4, 7);
+            if (tiles > 1) {
+                _tile_loadd(5, weights + AMX_ROWS * WEIGHT_ROW + i, weight_row);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        }
+        _tile_stored(0, sum, row);
+        _tile_stored(1, sum + LANES, row);
+        if (tiles > 1) {
+            _tile_stored(2, sum + AMX_ROWS * w->width, row);
+            _tile_stored(3, sum + AMX_ROWS * w->width + LANES, row);
+        }
     }
-    _tile_loadd(5, g->weights + g->depth, KEY_TILE * sizeof(uint16_t));
-    _tile_loadd(6, values, VEC_BYTES);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_loadd(7, values + TILE_BFLOATS, VEC_BYTES);
-    _tile_dpbf16ps(3, 5, 7);
-    g->depth += DEPTH;
-    if (g->depth < g->end) return;
-    _tile_stored(2, g->sum + g->column, row);
-    _tile_stored(3, g->sum + g->column + LANES, row);
-    g->column += DEPTH, g->depth = g->from;
 }
 
 /* The lanes from column `at` on that lie in [first, last). */
 INLINE __mmask16 seen(int at, int first, int last) { return (__mmask16)(lanes_left(last - at) & ~lanes_left(first - at)); }
 
-/* 2^x for x <= 0 or NaN to 4e-6 of itself, exactly for whole x: a weight is then rounded to 2^-9. */
+/* 2^x for x <= 0 or NaN to 9e-5 of itself, exactly for whole x: a weight is then rounded to 2^-9. */
 INLINE vf weight_of(vf x) {
     vf r = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); /* x - floor(x); 0 for infinities */
-    vf p = splat(0x1.b7f73p-7f);
-    p = p * r + splat(0x1.abf868p-5f);
-    p = p * r + splat(0x1.ee2450p-3f);
-    p = p * r + splat(0x1.62d6c6p-1f);
+    vf p = splat(0x1.3baadp-4f);
+    p = p * r + splat(0x1.d23772p-3f);
+    p = p * r + splat(0x1.63e65ap-1f);
     p = p * r + splat(1.0f);
     return (vf)_mm512_scalef_ps((__m512)p, (__m512)x); /* times 2^floor(x) */
 }
 
-/* One row's scores into weights relative to its running maximum; of columns from..end it may see [first, last), or all. */
-INLINE void soften(const struct attention *p, float *scores, uint16_t *weights, int from, int end, const int all, int first, int last,
-                   float *largest, float *total, float *sum, ptrdiff_t width) {
-    vf peak = splat(-INFINITY);
+/* Lane by lane the largest of columns [first, last), or all, of one row's scores. */
+INLINE vf peak_of(const struct attention *p, float *scores, const int all, int first, int last) {
     if (p->soft_cap != 0.0f)
-        for (int i = from; i < end; i += LANES) store(scores + i, capped(load(scores + i), p->soft_cap) * splat(LOG2_E));
-    UNROLL for (int i = from; i < end; i += LANES) {
-        vf score = load(scores + i);
-        /* Where the score is NaN, the maximum stays. */
-        peak = all ? vmax(score, peak) : (vf)_mm512_mask_max_ps((__m512)peak, seen(i, first, last), (__m512)score, (__m512)peak);
+        for (int i = first / LANES * LANES; i < last; i += LANES)
+            store(scores + i, capped(load(scores + i), p->soft_cap) * splat(LOG2_E));
+    vf peak = splat(-INFINITY);
+    /* Where the score is NaN, the maximum stays. */
+    if (all) {
+        vf other = peak;
+        UNROLL for (int i = 0; i < SECTION; i += DEPTH) {
+            peak = vmax(load(scores + i), peak);
+            other = vmax(load(scores + i + LANES), other);
+        }
+        return vmax(other, peak);
     }
-    float top = max_lanes(peak);
-    if (top < *largest) top = *largest;
-    vf part = splat(0.0f);
+    for (int i = first / LANES * LANES; i < last; i += LANES)
+        peak = (vf)_mm512_mask_max_ps((__m512)peak, seen(i, first, last), (__m512)load(scores + i), (__m512)peak);
+    return peak;
+}
+
+/* One row's scores into weights relative to its maximum; their sum lane by lane. */
+INLINE vf soften(float *scores, const int all, int from, int end, int first, int last, float top) {
+    uint16_t *weights = (uint16_t *)scores;
+    vf low_sum = splat(0.0f), high_sum = splat(0.0f);
     UNROLL for (int i = from; i < end; i += DEPTH) {
+        if (!all && (i + DEPTH <= first || i >= last)) {
+            _mm512_store_si512(weights + i, _mm512_setzero_si512());
+            continue;
+        }
         vf low = weight_of(load(scores + i) - splat(top)), high = weight_of(load(scores + i + LANES) - splat(top));
-        if (!all) {
+        if (!all && (i < first || i + DEPTH > last)) {
             low = (vf)_mm512_maskz_mov_ps(seen(i, first, last), (__m512)low);
             high = (vf)_mm512_maskz_mov_ps(seen(i + LANES, first, last), (__m512)high);
         }
-        part += low;
-        part += high;
+        low_sum += low;
+        high_sum += high;
         _mm512_store_si512(weights + i, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
     }
-    fade(largest, top, total, sum, width);
-    *total += sum_lanes(part);
+    return low_sum + high_sum;
 }
 
-/* The next group of rows, from row `row` of the item on, that sees something of the tile of positions; 0: there is none. */
-static int next_group(const struct attention *p, const struct item *item, const struct work *w, const struct state *state,
-                      ptrdiff_t row, ptrdiff_t tile, int turn, struct group *g) {
-    for (; row < item->last_row; row += AMX_ROWS) {
-        ptrdiff_t place = row - item->first_row;
-        int rows = (int)at_most(AMX_ROWS, item->last_row - row), first, last, begin, stop;
-        visible_columns(p, item, row, tile, &first, &stop);
-        visible_columns(p, item, row + rows - 1, tile, &begin, &last);
-        if (first >= last) continue;
-        int from = first / DEPTH * DEPTH;
-        *g = (struct group){.row = row, .rows = rows, .from = from, .end = (int)round_up(last, DEPTH),
-                            .all = begin == 0 && stop == KEY_TILE, .query = w->query + place * w->depth, .scores = w->scores[turn],
-                            .sum = state->sum + place * w->width, .weights = w->weights[turn], .column = from};
-        return 1;
+/* Row r's lanes [AMX_ROWS][LANES] put together in lane r: halves of each row's are combined until one lane is left. */
+#define ACROSS(combine, lanes, result)                                                                                          \
+    do {                                                                                                                         \
+        __m512 t[AMX_ROWS];                                                                                                      \
+        _Pragma("GCC unroll 16") for (int r = 0; r < 16; r++) t[r] = _mm512_load_ps((lanes) + r * LANES);                        \
+        _Pragma("GCC unroll 8") for (int r = 0; r < 8; r++)                                                                      \
+            t[r] = combine(_mm512_shuffle_f32x4(t[r], t[r + 8], 0x44), _mm512_shuffle_f32x4(t[r], t[r + 8], 0xEE));              \
+        _Pragma("GCC unroll 4") for (int r = 0; r < 4; r++)                                                                      \
+            t[r] = combine(_mm512_shuffle_f32x4(t[r], t[r + 4], 0x88), _mm512_shuffle_f32x4(t[r], t[r + 4], 0xDD));              \
+        _Pragma("GCC unroll 2") for (int r = 0; r < 2; r++)                                                                      \
+            t[r] = combine(_mm512_shuffle_ps(t[r], t[r + 2], 0x44), _mm512_shuffle_ps(t[r], t[r + 2], 0xEE));                    \
+        t[0] = combine(_mm512_shuffle_ps(t[0], t[1], 0x88), _mm512_shuffle_ps(t[0], t[1], 0xDD));                                \
+        const __m512i place = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);                           \
+        _mm512_store_ps(result, _mm512_permutexvar_ps(place, t[0]));                                                             \
+    } while (0)
+
+/* Softmax of one tile of a group's rows, `first_row` of the group on. */
+INLINE void soften_rows(const struct attention *p, const struct item *item, const struct work *w, const struct group *g, int first_row,
+                        const int all) {
+    int rows = (int)at_most(g->rows - first_row, AMX_ROWS), first[AMX_ROWS], last[AMX_ROWS];
+    float *scores = w->scores + first_row * SCORE_ROW, *largest = w->part.largest + first_row;
+    for (int r = 0; r < rows; r++) {
+        if (!all) visible_columns(p, item, g->row + first_row + r, w->tile, w->columns, first + r, last + r);
+        store(w->lanes + r * LANES, peak_of(p, scores + r * SCORE_ROW, all, all ? 0 : first[r], all ? SECTION : last[r]));
     }
-    return 0;
+    ACROSS(_mm512_max_ps, w->lanes, largest);
+    for (int r = 0; r < rows; r++)
+        store(w->lanes + r * LANES, soften(scores + r * SCORE_ROW, all, g->from, g->end, all ? 0 : first[r], all ? SECTION : last[r], largest[r]));
+    ACROSS(_mm512_add_ps, w->lanes, w->part.total + first_row);
 }
 
-/* Softmax of row r of a group. */
-INLINE void soften_row(const struct attention *p, const struct item *item, const struct work *w, const struct state *state,
-                       const struct group *g, int r, ptrdiff_t tile) {
-    ptrdiff_t place = g->row - item->first_row + r;
-    float *scores = g->scores + r * KEY_TILE, *sum = g->sum + r * w->width;
-    uint16_t *weights = g->weights + r * KEY_TILE;
-    int begin, stop;
-    if (g->all) {
-        soften(p, scores, weights, 0, KEY_TILE, 1, 0, KEY_TILE, state->largest + place, state->total + place, sum, w->width);
-        return;
-    }
-    visible_columns(p, item, g->row + r, tile, &begin, &stop);
-    if (begin < stop)
-        soften(p, scores, weights, g->from, g->end, 0, begin, stop, state->largest + place, state->total + place, sum, w->width);
-    else
-        memset(weights + g->from, 0, (size_t)(g->end - g->from) * sizeof(uint16_t));
-}
-
-/* The item's rows against one tile of positions, a group of AMX_ROWS after the other: while one is softened, the next one's scores
-   and the sums of the one before are computed. */
-static void attend_tile(const struct attention *p, const struct item *item, struct work *w, const struct state *state, ptrdiff_t tile) {
-    struct group before = {0}, now, next;
+/* A group's rows, from row `place` of the item on. */
+static void attend_group(const struct attention *p, const struct item *item, const struct work *w, const struct state *state,
+                         ptrdiff_t place) {
+    struct group g = {.row = item->first_row + place, .rows = (int)at_most(item->last_row - item->first_row - place, GROUP_ROWS)};
+    int first, last, begin, stop, tiles = g.rows > AMX_ROWS ? 2 : 1;
+    visible_columns(p, item, g.row, w->tile, w->columns, &first, &stop);
+    visible_columns(p, item, g.row + g.rows - 1, w->tile, w->columns, &begin, &last);
+    if (first >= last) return;
+    g.from = first / DEPTH * DEPTH, g.end = (int)round_up(last, DEPTH), g.all = begin == 0 && stop == SECTION;
+    const uint16_t *query = w->query + place * w->depth;
     amx_settle(w);
-    if (!next_group(p, item, w, state, item->first_row, tile, 0, &now)) return;
-    for (ptrdiff_t left = score_pieces(w, &now); left > 0; left--) score_piece(w, &now);
-    ptrdiff_t mixes = 0;
-    for (int turn = 1, more = 1; more; turn ^= 1) {
-        more = next_group(p, item, w, state, now.row + AMX_ROWS, tile, turn, &next);
-        ptrdiff_t scores = more ? score_pieces(w, &next) : 0, each = (scores + mixes) / now.rows + 1;
-        amx_settle(w);
-        for (int r = 0; r < now.rows; r++) {
-            soften_row(p, item, w, state, &now, r, tile);
-            /* Scores first: what mixing reads has just been written. */
-            for (ptrdiff_t i = 0; i < each && scores + mixes > 0; i++) {
-                if (scores > 0) scores--, score_piece(w, &next);
-                else mixes--, mix_piece(w, &before);
-            }
-        }
-        for (; scores > 0; scores--) score_piece(w, &next);
-        for (; mixes > 0; mixes--) mix_piece(w, &before);
-        before = now, now = next;
-        before.column = 0, before.depth = before.from;
-        mixes = mix_pieces(w, &before);
+    if (tiles == 1) score(w, query, &g, 1);
+    else score(w, query, &g, 2);
+    amx_settle(w);
+    for (int r = 0; r < g.rows; r += AMX_ROWS) {
+        if (g.all) soften_rows(p, item, w, &g, r, 1);
+        else soften_rows(p, item, w, &g, r, 0);
     }
     amx_settle(w);
-    for (; mixes > 0; mixes--) mix_piece(w, &before);
+    if (tiles == 1) mix(w, &g, 1);
+    else mix(w, &g, 2);
+    amx_settle(w);
+    struct state whole = {state->largest + place, state->total + place, state->sum + place * w->width};
+    merge(&whole, &w->part, g.rows, w->width);
 }
 
 static void attend(const struct attention *p, const struct item *item, void *work, const struct state *state, ptrdiff_t first,
                    ptrdiff_t last) {
-    for (ptrdiff_t tile = first; tile < last; tile += KEY_TILE) {
-        pack(p, item, work, tile, at_most(tile + KEY_TILE, last));
-        attend_tile(p, item, work, state, tile);
-    }
+    struct work *w = work;
+    w->tile = first, w->columns = last - first;
+    pack(p, item, w, first, last);
+    for (ptrdiff_t place = 0; place < item->last_row - item->first_row; place += GROUP_ROWS)
+        attend_group(p, item, w, state, place);
 }
 
 static const struct arithmetic in_tiles = {ITEM_ROWS, AMX_ROWS, work_bytes, begin, attend};

@@ -15,6 +15,7 @@
 /* Rows of copied values are `width` floats: head_size rounded up to PANEL. */
 struct work {
     float *query, *scores, *keys, *values;
+    struct state part; /* of the section at hand */
     ptrdiff_t width;
     /* The tile at hand: where the elements lie, and what a score and a weight of each position is multiplied by. */
     enum element key_kind, value_kind;
@@ -27,7 +28,8 @@ struct work {
 static size_t work_bytes(const struct attention *p) {
     size_t query = ITEM_ROWS * (size_t)p->head_size, scores = TILE_ROWS * KEY_TILE;
     size_t keys = KEY_TILE * (size_t)p->head_size, values = KEY_TILE * (size_t)width_of(p);
-    return sizeof(struct work) + (query + scores + keys + values) * sizeof(float);
+    size_t part = (size_t)p->state_rows * (width_of(p) + 2);
+    return sizeof(struct work) + (query + scores + keys + values + part) * sizeof(float);
 }
 
 static void begin(const struct attention *p, const struct item *item, void *work) {
@@ -37,6 +39,9 @@ static void begin(const struct attention *p, const struct item *item, void *work
     w->values = w->scores + TILE_ROWS * KEY_TILE;
     w->keys = w->values + KEY_TILE * w->width;
     w->query = w->keys + KEY_TILE * p->head_size;
+    w->part.sum = w->query + ITEM_ROWS * p->head_size;
+    w->part.largest = w->part.sum + p->state_rows * w->width;
+    w->part.total = w->part.largest + p->state_rows;
     float *query = w->query;
     for (ptrdiff_t row = item->first_row; row < item->last_row; row++, query += p->head_size)
         memcpy(query, query_row(p, item, row), (size_t)p->head_size * sizeof(float));
@@ -142,6 +147,15 @@ INLINE void mix_tile(const int rows, const enum element kind, const float *weigh
     UNROLL_ROWS UNROLL_VECS store(out + r * width + v * LANES, sum[r][v]);
 }
 
+/* A row's maximum rises from *largest to `top`: its sums so far count for less by a factor. */
+INLINE void fade(float *largest, float top, float *total, float *sum, ptrdiff_t width) {
+    if (*largest == top) return;
+    float factor = exp2f(*largest - top);
+    *largest = top;
+    *total *= factor;
+    for (ptrdiff_t d = 0; d < width; d += LANES) store(sum + d, load(sum + d) * splat(factor));
+}
+
 /* Turn one row's scores into weights relative to its running maximum, each times its value's scale; [first, last) are the columns
    it may see, of those from `from` on (a multiple of LANES) that the tile reads. */
 static void soften(const struct attention *p, const struct work *w, float *scores, int first, int last, int from, int columns,
@@ -227,14 +241,14 @@ static void attend_rows(const struct attention *p, const struct item *item, stru
                         int rows, ptrdiff_t tile) {
     ptrdiff_t place = row - item->first_row;
     int first, last, unused;
-    visible_columns(p, item, row, tile, &first, &unused);
-    visible_columns(p, item, row + rows - 1, tile, &unused, &last);
+    visible_columns(p, item, row, tile, KEY_TILE, &first, &unused);
+    visible_columns(p, item, row + rows - 1, tile, KEY_TILE, &unused, &last);
     if (first >= last) return;
     int from = first / PANEL * PANEL, columns = (int)round_up(last, PANEL);
     score_any(rows, w, w->query + place * p->head_size, p->head_size, from, columns);
     for (int r = 0; r < rows; r++) {
         int begin, end;
-        visible_columns(p, item, row + r, tile, &begin, &end);
+        visible_columns(p, item, row + r, tile, KEY_TILE, &begin, &end);
         float *scores = w->scores + r * KEY_TILE;
         if (begin < end)
             soften(p, w, scores, begin, end, from, columns, &state->largest[place + r], &state->total[place + r],
@@ -247,11 +261,15 @@ static void attend_rows(const struct attention *p, const struct item *item, stru
 
 static void attend(const struct attention *p, const struct item *item, void *work, const struct state *state, ptrdiff_t first,
                    ptrdiff_t last) {
+    struct work *w = work;
+    ptrdiff_t rows = item->last_row - item->first_row;
+    clear_state(&w->part, rows, w->width);
     for (ptrdiff_t tile = first; tile < last; tile += KEY_TILE) {
-        gather(p, item, work, tile, at_most(tile + KEY_TILE, last));
+        gather(p, item, w, tile, at_most(tile + KEY_TILE, last));
         for (ptrdiff_t row = item->first_row; row < item->last_row; row += TILE_ROWS)
-            attend_rows(p, item, work, state, row, (int)at_most(TILE_ROWS, item->last_row - row), tile);
+            attend_rows(p, item, w, &w->part, row, (int)at_most(TILE_ROWS, item->last_row - row), tile);
     }
+    merge(state, &w->part, rows, w->width);
 }
 
-const struct arithmetic float_arithmetic = {ITEM_ROWS, 1, work_bytes, begin, attend};
+const struct arithmetic float_arithmetic = {ITEM_ROWS, LANES, work_bytes, begin, attend};

@@ -21,18 +21,57 @@
 
 int twofold_panel_width(void) { return PANEL; }
 
+/* Floats in a cache line, features per turn of dense_tile's loop, rows of x that share a pointer: one or two strides further are
+   addresses that cost nothing. */
+#define LINE 16
+#define UNROLL_K 4
+#define POINTER_ROWS 3
+
+/* sum += the weights of one feature times x, `k` floats after each row's place. */
+INLINE void dense_feature(const int rows, const float *const *x, ptrdiff_t stride, int k, const float *w, accumulators sum) {
+    vf column[PANEL_VECS];
+    UNROLL_VECS column[v] = load(w + v * LANES);
+    UNROLL_ROWS {
+        const float *place = x[r / POINTER_ROWS] + r % POINTER_ROWS * stride + k;
+        if (r % POINTER_ROWS == 0) {
+            UNROLL_VECS add_product_with(&sum[r][v], column[v], place);
+            continue;
+        }
+        vf value = splat(*place);
+        UNROLL_VECS add_product(&sum[r][v], column[v], value);
+    }
+}
+
+/* Ask for the weights at `ahead`, `step` floats for each of UNROLL_K features. */
+INLINE void ask_ahead(const float *ahead, ptrdiff_t step) {
+    __builtin_prefetch(ahead, 0, 2);
+    if (step <= LINE / UNROLL_K) return;
+#pragma GCC unroll 4
+    for (int j = 0; j < UNROLL_K; j++) {
+        if (j) __builtin_prefetch(ahead + j * step, 0, 2);
+        if (PANEL > LINE && step > LINE) __builtin_prefetch(ahead + j * step + LINE, 0, 2);
+    }
+}
+
 /* sum [rows][PANEL] += x [rows, depth] w [depth, PANEL], asking meanwhile for the weights at `ahead`, `step` floats per k. */
 INLINE void dense_tile(const int rows, const float *x, ptrdiff_t stride, const float *w, ptrdiff_t depth,
                        const float *ahead, ptrdiff_t step, accumulators sum) {
-    for (ptrdiff_t k = 0; k < depth; k++, w += PANEL, ahead += step) {
-        vf column[PANEL_VECS];
-        __builtin_prefetch(ahead, 0, 2);
-        if (PANEL > 16) __builtin_prefetch(ahead + 16, 0, 2);
-        UNROLL_VECS column[v] = load(w + v * LANES);
-        UNROLL_ROWS {
-            vf value = splat(x[r * stride + k]);
-            UNROLL_VECS sum[r][v] += column[v] * value;
-        }
+    const int pointers = (rows + POINTER_ROWS - 1) / POINTER_ROWS;
+    const float *place[(TILE_ROWS + POINTER_ROWS - 1) / POINTER_ROWS];
+    ptrdiff_t k = 0;
+#pragma GCC unroll 4
+    for (int i = 0; i < pointers; i++) place[i] = x + i * POINTER_ROWS * stride;
+    for (; k + UNROLL_K <= depth; k += UNROLL_K, w += UNROLL_K * PANEL, ahead += UNROLL_K * step) {
+        ask_ahead(ahead, step);
+#pragma GCC unroll 4
+        for (int j = 0; j < UNROLL_K; j++) dense_feature(rows, place, stride, j, w + j * PANEL, sum);
+#pragma GCC unroll 4
+        for (int i = 0; i < pointers; i++) place[i] += UNROLL_K;
+    }
+    for (; k < depth; k++, w += PANEL) {
+        dense_feature(rows, place, stride, 0, w, sum);
+#pragma GCC unroll 4
+        for (int i = 0; i < pointers; i++) place[i]++;
     }
 }
 
@@ -153,7 +192,7 @@ INLINE void expand(const struct linear *p, const int bits, const int coding, ptr
     }
 }
 
-INLINE void run_part(const struct linear *p, const int rows, const int bits, const int coding, struct place at) {
+INLINE void run_part(const struct linear *p, const int rows, const int bits, const int coding, struct place at, float *so_far) {
     accumulators sum;
     UNROLL_ROWS UNROLL_VECS sum[r][v] = (vf){0};
     const float *x = p->x + at.row * p->x_stride;
@@ -161,16 +200,16 @@ INLINE void run_part(const struct linear *p, const int rows, const int bits, con
         dense_tile(rows, x + at.first, p->x_stride, at.dense, at.last - at.first, at.ahead, at.step, sum);
     else
         low_bit_tile(p, bits, coding, rows, x, at.panel, at.first, at.last, sum);
-    write_part(p, rows, sum, at);
+    write_part(p, rows, sum, at, so_far);
 }
 
 INLINE void run_tile(const struct linear *p, const int rows, const int bits, const int coding, struct place at) {
-    struct place part = at;
-    for (; part.first < at.last; part.first += SUM_K) {
-        part.last = part.first + SUM_K < at.last ? part.first + SUM_K : at.last;
-        run_part(p, rows, bits, coding, part);
-        part.dense += SUM_K * PANEL;
-        part.ahead += SUM_K * part.step;
+    ALIGNED float so_far[TILE_ROWS * PANEL];
+    for (at.begin = at.first, at.end = at.last; at.first < at.end; at.first = at.last) {
+        at.last = at.first + SUM_K < at.end ? at.first + SUM_K : at.end;
+        run_part(p, rows, bits, coding, at, so_far);
+        at.dense += SUM_K * PANEL;
+        at.ahead += SUM_K * at.step;
     }
 }
 

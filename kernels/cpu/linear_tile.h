@@ -15,7 +15,27 @@
 #define UNROLL_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < rows; r++)
 #define UNROLL_VECS _Pragma("GCC unroll 4") for (int v = 0; v < PANEL_VECS; v++)
 
+#define ALIGNED _Alignas(VEC_BYTES)
+
 typedef vf accumulators[TILE_ROWS][PANEL_VECS];
+
+/* *sum += w value, value being a vector, or in the second a float in memory. In the processor's own words where it has registers for
+   a tile: a compiler's choice among forms of this instruction costs copies of registers, one for every fourth product. */
+INLINE void add_product(vf *sum, vf w, vf value) {
+#if defined(__AVX512F__)
+    __asm__("vfmadd231ps %2, %1, %0" : "+v"(*sum) : "v"(w), "v"(value));
+#else
+    *sum += w * value;
+#endif
+}
+
+INLINE void add_product_with(vf *sum, vf w, const float *value) {
+#if defined(__AVX512F__)
+    __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(*sum) : "v"(w), "m"(*value));
+#else
+    *sum += w * splat(*value);
+#endif
+}
 
 /* out [rows][PANEL] = base + sum, base [PANEL] per row at base_stride (0: the same for all), or NULL for zero. */
 INLINE void finish(const int rows, accumulators sum, const float *base, ptrdiff_t base_stride, float *out, ptrdiff_t stride) {
@@ -26,29 +46,34 @@ INLINE void finish(const int rows, accumulators sum, const float *base, ptrdiff_
     }
 }
 
-/* One tile of y: some rows from `row`, the features of one panel, summed over features first..last and added to what y
-   holds. `dense` points to the weights of feature `first`, or is NULL to decode; `ahead` and `step` as in dense_tile. */
+/* One tile of y: some rows from `row`, the features of one panel, summed over features begin..end and added to what y holds, of
+   which features first..last are at hand. `dense` points to the weights of feature `first`, or is NULL to decode; `ahead` and
+   `step` as in dense_tile. */
 struct place {
-    ptrdiff_t panel, row, first, last;
+    ptrdiff_t panel, row, first, last, begin, end;
     const float *dense, *ahead;
     ptrdiff_t step;
 };
 
-/* Add a part's sums to its place in y. */
-INLINE void write_part(const struct linear *p, const int rows, accumulators sum, struct place at) {
+/* Add a part's sums to those of the parts before it, so_far [rows][PANEL], or the last part's to their place in y: rows of y may
+   lie so that they push each other out of a cache. */
+INLINE void write_part(const struct linear *p, const int rows, accumulators sum, struct place at, float *so_far) {
     float *y = p->y + at.row * p->y_stride + at.panel * PANEL;
     const float *bias = p->bias ? p->bias + at.panel * PANEL : NULL;
-    ptrdiff_t width = p->out_features - at.panel * PANEL;
+    const int is_first = at.first == at.begin, is_last = at.last == at.end;
+    const ptrdiff_t width = p->out_features - at.panel * PANEL;
     if (width >= PANEL) {
-        finish(rows, sum, at.first ? y : bias, at.first ? p->y_stride : 0, y, p->y_stride);
+        const float *base = !is_first ? so_far : at.first ? y : bias;
+        ptrdiff_t stride = !is_first ? PANEL : at.first ? p->y_stride : 0;
+        finish(rows, sum, base, stride, is_last ? y : so_far, is_last ? p->y_stride : PANEL);
         return;
     }
-    float edge[TILE_ROWS * PANEL];
-    finish(rows, sum, NULL, 0, edge, PANEL);
+    finish(rows, sum, is_first ? NULL : so_far, PANEL, so_far, PANEL);
     for (int r = 0; r < rows; r++)
         for (ptrdiff_t n = 0; n < width; n++) {
             float base = at.first ? y[r * p->y_stride + n] : bias ? bias[n] : 0.0f;
-            y[r * p->y_stride + n] = base + edge[r * PANEL + n];
+            if (is_first) so_far[r * PANEL + n] += base;
+            if (is_last) y[r * p->y_stride + n] = so_far[r * PANEL + n];
         }
 }
 

@@ -52,7 +52,7 @@ static ptrdiff_t group_end(const struct linear *p, ptrdiff_t k, ptrdiff_t last) 
     return end < last ? end : last;
 }
 
-INLINE void run_part(const struct linear *p, const int rows, const int bits, struct place at) {
+INLINE void run_part(const struct linear *p, const int rows, const int bits, struct place at, float *so_far) {
     const char *codes = panel_codes(p, at.panel);
     const float *x = p->x + at.row * p->x_stride;
     const ptrdiff_t line = bits == E4M3_BITS ? PANEL : PANEL / 2;
@@ -72,14 +72,14 @@ INLINE void run_part(const struct linear *p, const int rows, const int bits, str
             }
         }
     }
-    write_part(p, rows, sum, at);
+    write_part(p, rows, sum, at, so_far);
 }
 
 INLINE void run_tile(const struct linear *p, const int rows, const int bits, struct place at) {
-    const ptrdiff_t last = at.last;
-    for (; at.first < last; at.first += SUM_K) {
-        at.last = at.first + SUM_K < last ? at.first + SUM_K : last;
-        run_part(p, rows, bits, at);
+    ALIGNED float so_far[TILE_ROWS * PANEL];
+    for (at.begin = at.first, at.end = at.last; at.first < at.end; at.first = at.last) {
+        at.last = at.first + SUM_K < at.end ? at.first + SUM_K : at.end;
+        run_part(p, rows, bits, at, so_far);
     }
 }
 

@@ -3,28 +3,129 @@
 #include "bf16_tiles.h"
 
 #if HAVE_AMX_BF16
-/* Steps that are expanded ahead of the tiles (stored just before, they would be waited for), and how far ahead codes are asked for. */
+/* Steps that are expanded ahead of the tiles (stored just before, they would be waited for), and how far ahead weights are asked for:
+   of a thread's weights so much is on its way, the next panel's and the next step's as well. */
 #define LEAD 2
 #define RING 4
-#define AHEAD_BYTES 4096
+#define AHEAD_BYTES 8192
 /* Multiplications that are worth claiming by themselves, and floats of x: some microseconds. */
 #define PIECE_WORK (1 << 21)
 #define PIECE_FLOATS (1 << 14)
 #define EXPANSION_ROWS 16
 
-/* The same while the panel is expanded, a step ahead of the tiles. */
-INLINE void run_fused(const struct bf16_product *p, const int kind, const int coding, const int blocks, ptrdiff_t panel) {
+/* Weights of a group are few numbers times its scale, and of those 1, 3, 5 and 7 alone are multiplied and rounded: the rest differ
+   from them by a power of two and a sign, which are added to the bits of a bfloat16. */
+#define NUM_ODD 4
+#define LOWEST_SCALE (2 * (127 - 100) << 7) /* exponents between which sums of exponents are no infinity and no denormal number */
+#define SCALE_RANGE (2 * 200 << 7)
+
+struct code_words {
+    __m512i place[NUM_ODD]; /* of a pair of features in odd_multiples: for each code the word that has its odd factor */
+    __m512i more;           /* for each code what is added to that word */
+    __mmask32 counts;       /* codes that are not 0 */
+};
+
+struct odd_multiples {
+    __m512i odd[NUM_ODD];   /* 8 features each */
+    __m512i table[LANES];   /* sixteen weights of feature 16 + i, then of i; kept if groups are longer than a step */
+    ptrdiff_t group;
+    int usable;
+};
+
+/* Doubled values of the codes, in which every number is whole. */
+static void find_words(const struct bf16_weights *w, struct code_words *m) {
+    static const int8_t e2m1[] = {0, 1, 2, 3, 4, 6, 8, 12};
+    uint16_t place[2 * LANES], more[2 * LANES];
+    m->counts = 0;
+    for (int code = 0; code < LANES; code++) {
+        const int twice = w->coding == BF16_E2M1 ? (code & 8 ? -e2m1[code & 7] : e2m1[code]) : 2 * (code - (int)w->centre);
+        int odd = twice < 0 ? -twice : twice, power = -1;
+        for (; odd && odd % 2 == 0; odd /= 2) power++;
+        place[code] = (uint16_t)(LANES + odd / 2), place[LANES + code] = (uint16_t)(odd / 2);
+        more[code] = more[LANES + code] = (uint16_t)(odd ? (twice < 0 ? 0x8000 : 0) + power * 0x80 : 0);
+        if (odd) m->counts |= 0x10001u << code;
+    }
+    for (int i = 0; i < NUM_ODD; i++)
+        m->place[i] = _mm512_add_epi16(_mm512_loadu_si512(place), _mm512_set1_epi16((short)(4 * i)));
+    m->more = _mm512_loadu_si512(more);
+}
+
+/* Word 8 l + 4 h + j of odd[r]: number j of feature 8 l + 2 r + h. */
+INLINE void load_multiples(const struct bf16_weights *w, ptrdiff_t panel, ptrdiff_t group, struct odd_multiples *m) {
+    const ptrdiff_t place = (panel * w->groups + group) * PANEL;
+    const vf low = load_floats(w->scales, w->scale_type, place), high = load_floats(w->scales, w->scale_type, place + LANES);
+    __m512i by[NUM_ODD];
+#pragma GCC unroll 4
+    for (int j = 0; j < NUM_ODD; j++)
+        by[j] = (__m512i)_mm512_cvtne2ps_pbh((__m512)(high * splat((float)(2 * j + 1))), (__m512)(low * splat((float)(2 * j + 1))));
+    const __m512i size = _mm512_sub_epi16(_mm512_add_epi16(by[0], by[0]), _mm512_set1_epi16((short)LOWEST_SCALE));
+    m->usable = !_mm512_cmpgt_epu16_mask(size, _mm512_set1_epi16((short)SCALE_RANGE));
+    m->group = group;
+    const __m512i a = _mm512_unpacklo_epi16(by[0], by[1]), b = _mm512_unpackhi_epi16(by[0], by[1]);
+    const __m512i c = _mm512_unpacklo_epi16(by[2], by[3]), d = _mm512_unpackhi_epi16(by[2], by[3]);
+    m->odd[0] = _mm512_unpacklo_epi32(a, c);
+    m->odd[1] = _mm512_unpackhi_epi32(a, c);
+    m->odd[2] = _mm512_unpacklo_epi32(b, d);
+    m->odd[3] = _mm512_unpackhi_epi32(b, d);
+}
+
+/* A step of NIBBLES as bf16_expand does it; `make` tables or use those of the step before, `keep` them for the next. */
+INLINE void look_up(const struct code_words *words, struct odd_multiples *m, const int make, const int keep, const uint8_t *codes, uint8_t *out) {
+    const __m512i low_bits = _mm512_set1_epi16(15), upper = _mm512_set1_epi16(16);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        __m512i table;
+        if (make) {
+            const __m512i odd = _mm512_maskz_permutexvar_epi16(words->counts, words->place[i / 8 * 2 + i % 2], m->odd[i % 8 / 2]);
+            table = _mm512_add_epi16(odd, words->more);
+            if (keep) m->table[i] = table;
+        } else {
+            table = m->table[i];
+        }
+        const __m512i pair = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + i * STEP_K)));
+        const __m512i low = _mm512_ternarylogic_epi64(pair, low_bits, upper, 0xEA); /* pair & low_bits | upper */
+        _mm512_store_si512(out + i * STEP_BYTES, _mm512_permutexvar_epi16(low, table));
+        _mm512_store_si512(out + (LANES + i) * STEP_BYTES, _mm512_permutexvar_epi16(_mm512_srli_epi16(pair, 4), table));
+    }
+}
+
+/* bf16_expand, in fewer instructions where there are such. */
+INLINE void expand(const struct bf16_weights *w, const int kind, const int coding, ptrdiff_t panel, ptrdiff_t step,
+                   const struct code_words *words, struct bf16_groups *groups, struct odd_multiples *m, uint8_t *out) {
+    if (kind == NIBBLES && (coding == BF16_CENTRED || coding == BF16_E2M1) && w->group_size % STEP_K == 0) {
+        const uint8_t *codes = w->codes + (panel * w->steps + step) * w->step_bytes;
+        const ptrdiff_t group = bf16_group(w, step, 0);
+        const int make = group != m->group;
+        if (make) load_multiples(w, panel, group, m);
+        if (m->usable) {
+            if (w->group_size == STEP_K)
+                look_up(words, m, 1, 0, codes, out);
+            else if (make)
+                look_up(words, m, 1, 1, codes, out);
+            else
+                look_up(words, m, 0, 0, codes, out);
+            return;
+        }
+    }
+    bf16_expand(w, kind, coding, panel, step, groups, out);
+}
+
+/* The sums of a panel's rows while it is expanded, some steps ahead of the tiles. */
+INLINE void run_fused(const struct bf16_product *p, const int kind, const int coding, const int blocks, const struct code_words *words, ptrdiff_t panel) {
     _Alignas(64) uint8_t ring[RING][2 * A_BYTES];
     struct bf16_groups groups;
+    struct odd_multiples multiples;
     const uint8_t *x = x_block(p, 0), *codes = p->w.codes + panel * p->w.steps * p->w.step_bytes + AHEAD_BYTES;
     const ptrdiff_t x_step = p->width * STEP_BYTES, apart = p->w.steps * x_step;
     bf16_forget(&groups);
+    multiples.group = -1;
     clear_sums();
-    for (ptrdiff_t s = 0; s < LEAD && s < p->w.steps; s++) bf16_expand(&p->w, kind, coding, panel, s, &groups, ring[s]);
+    for (ptrdiff_t s = 0; s < LEAD && s < p->w.steps; s++) expand(&p->w, kind, coding, panel, s, words, &groups, &multiples, ring[s]);
     for (ptrdiff_t s = 0; s < p->w.steps; s++) {
-        for (int line = 0; line < (kind == NIBBLES ? 8 : 16); line++) __builtin_prefetch(codes + 64 * line);
+        for (int line = 0; line < (kind == NIBBLES ? 8 : 16); line++) __builtin_prefetch(codes + 64 * line, 0, 2);
         codes += p->w.step_bytes;
-        if (s + LEAD < p->w.steps) bf16_expand(&p->w, kind, coding, panel, s + LEAD, &groups, ring[(s + LEAD) % RING]);
+        if (s + LEAD < p->w.steps)
+            expand(&p->w, kind, coding, panel, s + LEAD, words, &groups, &multiples, ring[(s + LEAD) % RING]);
         amx_settle(ring);
         multiply_step(p, blocks, ring[s % RING], x + s * x_step, apart);
     }
@@ -36,27 +137,30 @@ INLINE void run_plain(const struct bf16_product *p, const int blocks, ptrdiff_t 
     const uint8_t *x = x_block(p, 0), *a = p->w.codes + panel * p->w.steps * p->w.step_bytes;
     const ptrdiff_t x_step = p->width * STEP_BYTES, apart = p->w.steps * x_step;
     clear_sums();
-    for (ptrdiff_t s = 0; s < p->w.steps; s++) multiply_step(p, blocks, a + s * 2 * A_BYTES, x + s * x_step, apart);
+    for (ptrdiff_t s = 0; s < p->w.steps; s++, a += 2 * A_BYTES) {
+        for (int line = 0; line < 2 * A_BYTES; line += 64) __builtin_prefetch(a + AHEAD_BYTES + line, 0, 2);
+        multiply_step(p, blocks, a, x + s * x_step, apart);
+    }
     write_sums(p, blocks, panel, 0, p->rows);
 }
 
-INLINE void run_panel(const struct bf16_product *p, const int kind, const int coding, const int blocks, ptrdiff_t panel) {
+INLINE void run_panel(const struct bf16_product *p, const int kind, const int coding, const int blocks, const struct code_words *words, ptrdiff_t panel) {
     if (kind == FLOATS16)
         run_plain(p, blocks, panel);
     else
-        run_fused(p, kind, coding, blocks, panel);
+        run_fused(p, kind, coding, blocks, words, panel);
 }
 
 #define VARIANT(kind, coding) (4 * (kind) + (coding))
 #define CASE(kind, coding) \
     case VARIANT(kind, coding): \
         if (p->rows <= AMX_ROWS) \
-            run_panel(p, kind, coding, 1, panel); \
+            run_panel(p, kind, coding, 1, words, panel); \
         else \
-            run_panel(p, kind, coding, 2, panel); \
+            run_panel(p, kind, coding, 2, words, panel); \
         break;
 
-static void run_any(const struct bf16_product *p, ptrdiff_t panel) {
+static void run_any(const struct bf16_product *p, const struct code_words *words, ptrdiff_t panel) {
     switch (VARIANT(p->w.kind, p->w.coding)) {
         CASE(NIBBLES, BF16_CENTRED) CASE(NIBBLES, BF16_ZERO) CASE(NIBBLES, BF16_OFFSET) CASE(NIBBLES, BF16_E2M1)
         CASE(BYTES, BF16_CENTRED) CASE(BYTES, BF16_ZERO) CASE(BYTES, BF16_OFFSET)
@@ -68,8 +172,10 @@ static void run_any(const struct bf16_product *p, ptrdiff_t panel) {
 /* Items: pieces of panels. */
 static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct bf16_product *p = arg;
+    struct code_words words;
+    if (p->w.kind == NIBBLES) find_words(&p->w, &words);
     configure(p->width);
-    for (ptrdiff_t panel = first * p->piece_panels; panel < last * p->piece_panels && panel < p->panels; panel++) run_any(p, panel);
+    for (ptrdiff_t panel = first * p->piece_panels; panel < last * p->piece_panels && panel < p->panels; panel++) run_any(p, &words, panel);
     _tile_release();
 }
 

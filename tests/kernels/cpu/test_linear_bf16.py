@@ -117,11 +117,28 @@ def test_every_weight_is_rounded_once(scheme: WeightOnly | Offset) -> None:
 
 
 @needs_tiles
-@pytest.mark.parametrize("scheme", [*INTEGERS[:2], WeightOnly(8, 32), Offset(4, 48), Dense(), Fp8((-1, -1))], ids=str)
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *INTEGERS[:2],
+        WeightOnly(4, 64),
+        WeightOnly(4, -1),
+        WeightOnly(2, 32),
+        WeightOnly(8, 32),
+        Offset(4, 48),
+        Dense(),
+        Fp8((-1, -1)),
+        MicroScaled(Element.FP4, 32, True),
+        MicroScaled(Element.FP4, 16, False),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("columns", [96, 1450, 6000])
 def test_a_row_depends_neither_on_its_batch_nor_on_the_threads(scheme: Scheme, columns: int) -> None:
     if isinstance(scheme, Fp8):
         weight: CanonicalWeight = weight_of(scheme, torch.float32, (75, columns))
+    elif isinstance(scheme, MicroScaled):
+        weight = weight_of(scheme, torch.uint8 if scheme.group_size == 32 else torch.float8_e4m3fn, (75, columns))
     elif isinstance(scheme, Dense):
         weight = DenseWeight(inputs(75, columns))
     else:
@@ -132,6 +149,30 @@ def test_a_row_depends_neither_on_its_batch_nor_on_the_threads(scheme: Scheme, c
         cpu_threads.set_num_threads(threads)
         for first, count in ((0, 1), (7, 2), (17, 15), (100, 16), (3, 17), (200, 33), (90, 400), (515, 15)):
             assert torch.equal(linear_bf16.run(x[first : first + count], prepared, bias), whole[first : first + count])
+
+
+@needs_tiles
+@pytest.mark.parametrize("scheme", [WeightOnly(4, 32), WeightOnly(4, 64), WeightOnly(2, 32)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_scales_of_any_size(scheme: WeightOnly, dtype: torch.dtype) -> None:
+    """Zeros, numbers near the ends of the floats' range, negative ones, infinity and NaN: few rows give what many give."""
+    weight = integer_weight(scheme, (64, 640), scale_dtype=dtype)
+    assert isinstance(weight, PackedWeight)
+    scales, sign = weight.scales.clone(), torch.tensor([1.0, -1.0])
+    ends = torch.finfo(dtype)
+    scales[:, 0::5] *= sign[torch.arange(64) % 2, None].to(dtype)
+    scales[3, 1], scales[40, 2] = 0.0, ends.tiny / 2
+    scales[50:, 3] = ends.tiny * 1.37
+    scales[7, 4], scales[8, 4], scales[9, 4] = ends.max, float("inf"), float("nan")
+    if dtype is not torch.float16:
+        scales[20, 5:] = 2.0**-101
+        scales[21, 5:] = 1.63 * 2.0**99
+    prepared, x = linear_bf16.prepare(replace(weight, scales=scales), torch.float32), inputs(40, 640)
+    whole = linear_bf16.run(x, prepared).view(torch.int32)
+    for first, count in ((0, 1), (5, 16), (8, 32)):
+        assert torch.equal(
+            linear_bf16.run(x[first : first + count], prepared).view(torch.int32), whole[first : first + count]
+        )
 
 
 @needs_tiles

@@ -27,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=number(1, 86400), default=240.0, metavar="S", help="begin no measurement after this long"
     )
+    parser.add_argument(
+        "--cpu-activations",
+        default="exact",
+        choices=("exact", "int8", "bf16"),
+        help="on a CPU, time the kernels that round inputs to 8 bits or to bfloat16, too",
+    )
     parser.add_argument("--selected", action="store_true", help="only the kernels that an engine would choose")
     parser.add_argument("--compile-only", action="store_true", help="compile for GPUs that need not be here, and check")
     parser.add_argument("--targets", metavar="ARCHS", help="architectures to compile for (default: all ten)")
@@ -88,7 +94,8 @@ def measure_platform(platform: Platform, args: argparse.Namespace, models: list[
         show(markdown([]))
         chosen = all_workloads(inputs_of(platform), models)
         wanted = (workload for workload in chosen if args.match in f"{workload.op} {workload.label}")
-        for row in measure(platform, default_registry(spec), wanted, clock, bounds, deadline, selected=args.selected):
+        registry = default_registry(spec, args.cpu_activations)
+        for row in measure(platform, registry, wanted, clock, bounds, deadline, selected=args.selected):
             show(f"| {' | '.join(row.cells())} |")
             rows.append(row.as_dict())
     complete = time.monotonic() < deadline

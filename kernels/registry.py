@@ -100,6 +100,10 @@ class Registry:
         rows.append(candidate)
         return candidate
 
+    def ops(self) -> tuple[str, ...]:
+        """The operations that have a candidate."""
+        return tuple(self._candidates)
+
     def candidates(self, op: str) -> tuple[Candidate, ...]:
         """All candidates of an operation, best first."""
         return tuple(self._candidates.get(op, ()))

@@ -19,8 +19,9 @@ TABLES = frozenset({"block_table_ptr", "query_start_loc_ptr", "seq_lens_ptr"})
 
 
 def workloads(inputs: Inputs, model: ModelShapes, step: Step) -> Iterator[Workload]:
-    """Attention over a cache of the activations' dtype and of each 8-bit type, and the write of keys and values."""
-    for kv_dtype in (inputs.dtype, torch.int8, inputs.fp8):
+    """Attention over a cache of the activations' dtype, for float32 of bfloat16 too, and of each 8-bit type; writes."""
+    narrower = torch.bfloat16 if inputs.dtype is torch.float32 else None
+    for kv_dtype in (inputs.dtype, narrower, torch.int8, inputs.fp8):
         if kv_dtype is not None:
             cache, batch = random_cache(inputs, model, step, kv_dtype)
             yield attention_workload(inputs, model, step, cache, batch)

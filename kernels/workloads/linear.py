@@ -34,14 +34,19 @@ def schemes(inputs: Inputs, model: ModelShapes) -> Iterator[LinearScheme]:
 
 
 def workloads(inputs: Inputs, model: ModelShapes, step: Step) -> Iterator[Workload]:
-    """Both ways round, wide and narrow, in every scheme."""
+    """Both ways round, wide and narrow, in every scheme; in float32, a CPU's type, also as a sensitive layer."""
     shapes = ((2 * model.intermediate, model.hidden), (model.hidden, model.intermediate))
     for scheme in schemes(inputs, model):
         for shape in shapes:
             yield linear_workload(inputs, scheme, shape, step.num_tokens)
+    if inputs.dtype is torch.float32:
+        scheme = WeightOnly(4, model.group_size)
+        yield linear_workload(inputs, scheme, shapes[0], step.num_tokens, is_sensitive=True)
 
 
-def linear_workload(inputs: Inputs, scheme: LinearScheme, shape: tuple[int, int], num_tokens: int) -> Workload:
+def linear_workload(
+    inputs: Inputs, scheme: LinearScheme, shape: tuple[int, int], num_tokens: int, *, is_sensitive: bool = False
+) -> Workload:
     """x [T,K] times a random weight [N,K] of a scheme; ``shape`` is (N, K)."""
     rows, columns = shape
     weight = random_weight(inputs, scheme, shape)
@@ -58,8 +63,10 @@ def linear_workload(inputs: Inputs, scheme: LinearScheme, shape: tuple[int, int]
     rounded = 0 if activation_of(scheme) is None else 4 * x.numel()
     return Workload(
         op="linear",
-        label=f"{scheme}, {num_tokens}x{columns} -> {rows}",
-        problem=LinearProblem(scheme=scheme, in_features=columns, out_features=rows, dtype=inputs.dtype),
+        label=f"{scheme}, {num_tokens}x{columns} -> {rows}" + (", sensitive" if is_sensitive else ""),
+        problem=LinearProblem(
+            scheme=scheme, in_features=columns, out_features=rows, dtype=inputs.dtype, is_sensitive=is_sensitive
+        ),
         bind=bind,
         num_bytes=num_bytes,
         operations=2 * num_tokens * rows * columns,

@@ -8,6 +8,8 @@ import torch
 from twofold import cli
 from twofold.kernels import benchmark
 from twofold.kernels.benchmark import Bounds, inputs_of, markdown, measure
+from twofold.kernels.cpu import linear_bf16
+from twofold.kernels.cpu.library import unavailable
 from twofold.kernels.kernel_set import default_registry
 from twofold.kernels.timing import HostClock
 from twofold.kernels.workloads import FAMILIES, MODELS, SMALL_STEPS, Step, workloads
@@ -113,3 +115,17 @@ def test_a_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["bench", "kernels", "--compile-only"]) == 1
     assert "triton is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(unavailable() is not None, reason=f"no compiled kernels: {unavailable()}")
+def test_kernels_of_rounded_inputs_have_workloads() -> None:
+    chosen = list(workloads(inputs_of(CPU), MODELS["tiny"], SMALL_STEPS[0]))
+    modes = {"int8": {"c_int8_activations", "c_int16_activations"}}
+    if linear_bf16.missing() is None:
+        modes["bf16"] = {"c_bf16"}
+    for how, kernels in modes.items():
+        registry = default_registry(CPU.spec, how)
+        rows = list(measure(CPU, registry, chosen, FixedClock(), Bounds(1e9, 1e9), selected=True))
+        assert kernels <= {row.kernel for row in rows if row.op == "linear" and row.seconds}
+    caches = [workload.problem.kv_dtype for workload in chosen if workload.op == "paged_attention"]
+    assert torch.bfloat16 in caches

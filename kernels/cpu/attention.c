@@ -38,9 +38,8 @@ static struct scratch carve(const struct attention *p) {
 }
 
 static void write_out(const struct attention *p, const struct item *item, const struct state *state) {
-    ptrdiff_t token = p->query_start[item->request], group = p->group;
     for (ptrdiff_t row = item->first_row; row < item->last_row; row++) {
-        float *out = p->out + ((token + row / group) * p->num_heads + item->kv_head * group + row % group) * p->head_size;
+        float *out = out_row(p, item, row);
         ptrdiff_t r = row - item->first_row;
         /* A request without a context pads a recorded step: zeros, not 0 / 0. */
         float share = 1.0f / (state->total[r] == 0.0f ? 1.0f : state->total[r]);
@@ -89,15 +88,16 @@ static ptrdiff_t num_blocks(const struct attention *p, ptrdiff_t rows) {
     return (rows + p->arithmetic->item_rows - 1) / p->arithmetic->item_rows;
 }
 
-/* Items lie in the order of request, KV head and block of rows. */
+/* Items lie in the order of request, block of rows from the last one back, and KV head: blocks that see most of a prompt come
+   first, so that the threads end together. */
 static struct item item_at(const struct attention *p, ptrdiff_t index) {
     ptrdiff_t request = 0, rows = num_rows(p, 0), blocks;
     while (index >= (blocks = num_blocks(p, rows)) * p->num_kv_heads) {
         index -= blocks * p->num_kv_heads;
         rows = num_rows(p, ++request);
     }
-    ptrdiff_t row = index % blocks * p->arithmetic->item_rows;
-    return (struct item){request, index / blocks, row, at_most(row + p->arithmetic->item_rows, rows)};
+    ptrdiff_t row = (blocks - 1 - index / p->num_kv_heads) * p->arithmetic->item_rows;
+    return (struct item){request, index % p->num_kv_heads, row, at_most(row + p->arithmetic->item_rows, rows)};
 }
 
 static void attend_items(void *arg, ptrdiff_t first, ptrdiff_t last) {

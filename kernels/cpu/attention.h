@@ -81,6 +81,11 @@ static inline const float *query_row(const struct attention *p, const struct ite
     return p->query + token * p->query_token + (item->kv_head * p->group + row % p->group) * p->query_head;
 }
 
+static inline float *out_row(const struct attention *p, const struct item *item, ptrdiff_t row) {
+    ptrdiff_t token = p->query_start[item->request] + row / p->group;
+    return p->out + (token * p->num_heads + item->kv_head * p->group + row % p->group) * p->head_size;
+}
+
 /* The positions that a query row may see: [*first, *last). */
 static inline void visible(const struct attention *p, const struct item *item, ptrdiff_t row, ptrdiff_t *first, ptrdiff_t *last) {
     const int32_t *start = p->query_start + item->request;

@@ -20,9 +20,6 @@
 /* bfloat16 weights take the place of the scores that they are made of. */
 #define WEIGHT_ROW (2 * SCORE_ROW)
 
-/* Rows of the query that are fetched ahead of the one that is rounded. */
-#define AHEAD 8
-
 #define UNROLL _Pragma("GCC unroll 8")
 
 /* query [rows][depth], rounded up to whole tiles; keys [SECTION / LANES][depth / DEPTH] tiles; values [SECTION / DEPTH][width / LANES]
@@ -33,6 +30,7 @@ struct work {
     struct state part;
     ptrdiff_t depth, width;
     ptrdiff_t tile, columns; /* the positions that keys and values hold */
+    int rounded;             /* whether query is filled */
     const uint16_t *value_row[SECTION];
 };
 
@@ -69,17 +67,30 @@ static void configure(int rows) {
 static void begin(const struct attention *p, const struct item *item, void *work) {
     struct work *w = work;
     carve(p, w);
+    w->rounded = 0;
+    configure((int)at_most(item->last_row - item->first_row, AMX_ROWS));
+}
+
+/* Fetch a group's rows of the query, or of what is written in the end, while the group before is computed. */
+INLINE void fetch_rows(const struct attention *p, const struct item *item, ptrdiff_t place, const int to_write) {
+    for (ptrdiff_t row = item->first_row + place; row < at_most(item->first_row + place + GROUP_ROWS, item->last_row); row++) {
+        const float *query = query_row(p, item, row), *out = out_row(p, item, row);
+        for (ptrdiff_t d = 0; d < p->head_size; d += LANES)
+            if (to_write) __builtin_prefetch(out + d, 1);
+            else __builtin_prefetch(query + d);
+    }
+}
+
+/* A group's rows of the query, in whole tiles. */
+static void round_query(const struct attention *p, const struct item *item, struct work *w, ptrdiff_t place) {
     ptrdiff_t rows = item->last_row - item->first_row;
-    for (ptrdiff_t r = 0; r < round_up(rows, AMX_ROWS); r++) {
+    for (ptrdiff_t r = place; r < at_most(place + GROUP_ROWS, round_up(rows, AMX_ROWS)); r++) {
         const float *query = query_row(p, item, item->first_row + (r < rows ? r : 0));
-        const float *ahead = query_row(p, item, item->first_row + (r + AHEAD < rows ? r + AHEAD : 0));
-        for (ptrdiff_t d = 0; d < p->head_size; d += LANES) __builtin_prefetch(ahead + d);
         for (ptrdiff_t d = 0; d < w->depth; d += LANES) {
             __m512 part = _mm512_maskz_loadu_ps((__mmask16)lanes_left(p->head_size - d), query + d) * _mm512_set1_ps(p->scale);
             _mm256_store_si256((__m256i *)(w->query + r * w->depth + d), (__m256i)_mm512_cvtneps_pbh(part));
         }
     }
-    configure((int)at_most(rows, AMX_ROWS));
 }
 
 /* a0 b0 a1 b1 .. */
@@ -143,7 +154,7 @@ static void pack_pair(const struct attention *p, struct work *w, ptrdiff_t at, c
 }
 
 /* Fetch a place's LANES slots of keys and values while those before are packed. */
-static void fetch(const struct attention *p, ptrdiff_t key, ptrdiff_t value) {
+INLINE void fetch(const struct attention *p, ptrdiff_t key, ptrdiff_t value) {
     const char *keys = p->key.data + 2 * key, *values = p->value.data + 2 * value;
     for (ptrdiff_t byte = 0; byte < 2 * LANES * p->head_size; byte += VEC_BYTES) {
         __builtin_prefetch(keys + byte);
@@ -358,10 +369,20 @@ static void attend_group(const struct attention *p, const struct item *item, con
 static void attend(const struct attention *p, const struct item *item, void *work, const struct state *state, ptrdiff_t first,
                    ptrdiff_t last) {
     struct work *w = work;
+    ptrdiff_t unused, end;
+    visible(p, item, item->last_row - 1, &unused, &end);
     w->tile = first, w->columns = last - first;
+    if (!w->rounded) fetch_rows(p, item, 0, 0);
     pack(p, item, w, first, last);
-    for (ptrdiff_t place = 0; place < item->last_row - item->first_row; place += GROUP_ROWS)
+    for (ptrdiff_t place = 0; place < item->last_row - item->first_row; place += GROUP_ROWS) {
+        if (!w->rounded) {
+            fetch_rows(p, item, place + GROUP_ROWS, 0);
+            round_query(p, item, w, place);
+        }
+        if (last == end) fetch_rows(p, item, place, 1);
         attend_group(p, item, w, state, place);
+    }
+    w->rounded = 1;
 }
 
 static const struct arithmetic in_tiles = {ITEM_ROWS, AMX_ROWS, work_bytes, begin, attend};

@@ -8,6 +8,9 @@
 /* Elements that are worth claiming by themselves, some microseconds. */
 #define PIECE_ELEMENTS (1 << 14)
 #define CODES_AT_ONCE 64
+/* Tokens whose keys are written at once, and features of them. */
+#define RUN_TOKENS 16
+#define RUN_FEATURES 64
 #define SMALLEST_SCALE 0x1p-100f
 
 /* Strides in elements: of the source token and head; of the cache block, slot, head, feature; of the scale block, slot, head. */
@@ -90,12 +93,44 @@ static void write_token(const struct write *p, const struct cache_write *w, ptrd
     }
 }
 
+/* `count` tokens into consecutive slots of a block that lie side by side for each feature: rounded where they are, then turned. */
+static void write_run(const struct write *p, const struct cache_write *w, ptrdiff_t token, ptrdiff_t count) {
+    uint16_t rows[RUN_TOKENS][RUN_FEATURES];
+    ptrdiff_t block = p->slots[token] / p->block_size, offset = p->slots[token] % p->block_size;
+    for (ptrdiff_t h = 0; h < p->heads; h++) {
+        uint16_t *cache = (uint16_t *)w->cache + block * w->strides[0] + offset + h * w->strides[2];
+        for (ptrdiff_t first = 0; first < p->size; first += RUN_FEATURES) {
+            ptrdiff_t features = p->size - first < RUN_FEATURES ? p->size - first : RUN_FEATURES;
+            for (ptrdiff_t i = 0; i < count; i++)
+                store_bfloats(rows[i], 1, w->source + (token + i) * w->source_token + h * w->source_head + first, features);
+            for (ptrdiff_t d = 0; d < features; d++) {
+                uint16_t *target = cache + (first + d) * w->strides[3];
+                if (count == RUN_TOKENS)
+                    _Pragma("GCC unroll 16") for (ptrdiff_t i = 0; i < RUN_TOKENS; i++) target[i] = rows[i][d];
+                else
+                    for (ptrdiff_t i = 0; i < count; i++) target[i] = rows[i][d];
+            }
+        }
+    }
+}
+
+/* How many tokens from this one on, before `last`, go into consecutive slots of one block; RUN_TOKENS at most. */
+static ptrdiff_t run_length(const struct write *p, ptrdiff_t token, ptrdiff_t last) {
+    ptrdiff_t count = 1, room = p->block_size - p->slots[token] % p->block_size;
+    if (room > RUN_TOKENS) room = RUN_TOKENS;
+    while (count < room && token + count < last && p->slots[token + count] == p->slots[token] + count) count++;
+    return count;
+}
+
 static void write_tokens(void *arg, ptrdiff_t token, ptrdiff_t last) {
     const struct write *p = arg;
-    for (; token < last; token++) {
+    int turn = p->kind == BFLOAT16 && p->key.strides[1] == 1;
+    for (ptrdiff_t count = 1; token < last; token += count) {
+        count = 1;
         if (p->slots[token] < 0) continue;
-        write_token(p, &p->key, token);
-        write_token(p, &p->value, token);
+        if (turn) write_run(p, &p->key, token, count = run_length(p, token, last));
+        else write_token(p, &p->key, token);
+        for (ptrdiff_t i = 0; i < count; i++) write_token(p, &p->value, token + i);
     }
 }
 

@@ -130,14 +130,18 @@ class SamplingProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeProblem:
-    """Values of ``dtype`` quantized as ``activation`` (quant.scheme's) says, to codes of ``codes_dtype``."""
+    """Values of ``dtype`` quantized as ``activation`` (quant.scheme's) says, to codes of ``codes_dtype``.
+
+    ``activation`` None: values that are rounded to ``codes_dtype``, without scales.
+    """
 
     activation: Any
     codes_dtype: torch.dtype
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        return f"{self.activation} of {dtype_name(self.dtype)} in {dtype_name(self.codes_dtype)}"
+        what = "values" if self.activation is None else self.activation
+        return f"{what} of {dtype_name(self.dtype)} in {dtype_name(self.codes_dtype)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

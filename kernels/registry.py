@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
+
 from ..errors import UnsupportedError
 from ..platforms.spec import DeviceSpec
 from .quantized_input import InputFormat
@@ -47,7 +49,9 @@ class Candidate:
 
     ``prepared_bytes(problem, stored)`` (linear only) is the memory of a prepared weight, ``stored`` the canonical one's
     bytes; None: as many. ``shares_dense``: ``prepare`` takes a dense weight of the problem's dtype as it is.
-    ``input_format(prepared)`` (linear only): the ``InputFormat`` of quantized inputs that ``run`` takes as well.
+    ``input_format(prepared)`` (linear only): the ``InputFormat`` of quantized inputs that ``run`` takes as well, or the
+    dtype of rounded ones.
+    ``run_gated`` (linear only): ``silu_and_mul`` of what ``run`` gives, as ``input_format`` says or as floats.
     ``assemble(problem)`` (linear only) begins a weight that is prepared part by part; None: it is prepared as a whole.
     ``look_up(problem, stored)`` (linear only): what gives rows (ids int64 [T], prepared) -> [T,K] of a prepared weight,
     bit for bit those of the stored matrix, so that an embedding needs no matrix of its own; ``stored`` is a dense one's
@@ -63,7 +67,8 @@ class Candidate:
     own_threads: bool = False
     prepared_bytes: Callable[[Any, int], int] | None = None
     shares_dense: bool = False
-    input_format: Callable[[Any], InputFormat | None] | None = None
+    input_format: Callable[[Any], InputFormat | torch.dtype | None] | None = None
+    run_gated: Callable[..., Any] | None = None
     assemble: Callable[[Any], Assembly] | None = None
     look_up: Callable[[Any, Any], Callable[[Any, Any], Any] | None] | None = None
 

@@ -20,13 +20,15 @@ from ...quant.canonical import CanonicalWeight
 class LinearPart:
     """One prepared weight, the kernel that reads it, and its bias [N] or None.
 
-    ``input_format``: how inputs may come quantized; None: not at all.
+    ``input_format``: how inputs may come quantized, or rounded to a dtype; None: not at all.
+    ``run_gated``: ``silu_and_mul`` of what ``run`` gives, as ``input_format`` says or in the dtype of ``run``; or None.
     """
 
     run: Callable[[Tensor | QuantizedInput, Any, Tensor | None], Tensor]
     prepared: Any
     bias: Tensor | None
-    input_format: InputFormat | None = None
+    input_format: InputFormat | torch.dtype | None = None
+    run_gated: Callable[[Tensor | QuantizedInput, Any, Tensor | None], Tensor] | None = None
 
 
 class Linear:
@@ -37,11 +39,19 @@ class Linear:
         self.input_format = _common_format(parts)
 
     def __call__(self, x: Tensor | QuantizedInput) -> Tensor:
-        """``x`` may be quantized as ``input_format`` says, where that is not None."""
+        """``x`` may be quantized or rounded as ``input_format`` says, where that is not None."""
         if len(self._parts) == 1:
             part = self._parts[0]
             return part.run(x, part.prepared, part.bias)
         return torch.cat([part.run(x, part.prepared, part.bias) for part in self._parts], dim=-1)
+
+    def gated(self, wanted: InputFormat | torch.dtype | None) -> Callable[[Tensor | QuantizedInput], Tensor] | None:
+        """``silu_and_mul`` of this product, for another that takes ``wanted``; None where no kernel does both."""
+        part = self._parts[0] if len(self._parts) == 1 else None
+        if part is None or part.run_gated is None or wanted is None or wanted is not part.input_format:
+            return None
+        run_gated = part.run_gated
+        return lambda x: run_gated(x, part.prepared, part.bias)
 
 
 def prepare_part(
@@ -59,13 +69,17 @@ def prepare_part(
 
 def linear_part(candidate: Candidate, prepared: Any, bias: Tensor | None) -> LinearPart:
     """A weight that a candidate prepared."""
-    return LinearPart(candidate.run, prepared, bias, candidate.input_format and candidate.input_format(prepared))
+    wanted = candidate.input_format and candidate.input_format(prepared)
+    return LinearPart(candidate.run, prepared, bias, wanted, candidate.run_gated)
 
 
-def _common_format(parts: Sequence[LinearPart]) -> InputFormat | None:
-    """How one quantized input serves every part; None where there is no such."""
+def _common_format(parts: Sequence[LinearPart]) -> InputFormat | torch.dtype | None:
+    """How one quantized or rounded input serves every part; None where there is no such."""
     first = parts[0].input_format if parts else None
-    others = [part.input_format for part in parts[1:]]
-    if first is None or not all(other is not None and first.agrees(other) for other in others):
-        return None
-    return first
+    return first if all(_agree(first, part.input_format) for part in parts[1:]) else None
+
+
+def _agree(first: InputFormat | torch.dtype | None, other: InputFormat | torch.dtype | None) -> bool:
+    if isinstance(first, InputFormat) and isinstance(other, InputFormat):
+        return first.agrees(other)
+    return first is other

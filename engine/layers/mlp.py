@@ -18,13 +18,13 @@ GELU_APPROXIMATION = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}
 
 
 def gated_activation(
-    name: str, dtype: torch.dtype, kernels: KernelSet, wanted: InputFormat | None = None
+    name: str, dtype: torch.dtype, kernels: KernelSet, wanted: InputFormat | torch.dtype | None = None
 ) -> Callable[[Tensor], Tensor | QuantizedInput]:
     """The kernel ``gate | up [T,2I] -> [T,I]`` for an activation of a Hugging Face config.
 
     Its results are quantized as the product behind it wants them (``wanted``), where a kernel does both.
     """
-    fused = None if wanted is None else _quantizing_activation(name, dtype, kernels, wanted)
+    fused = _quantizing_activation(name, dtype, kernels, wanted) if isinstance(wanted, InputFormat) else None
     return plain_activation(name, dtype, kernels) if fused is None else fused
 
 
@@ -47,13 +47,25 @@ def _quantizing_activation(
 
 
 class GatedMLP:
-    """``gate_up`` [2I,K] and ``down`` [K,I]. ``activation`` may quantize its result as ``down`` takes it."""
+    """``gate_up`` [2I,K] and ``down`` [K,I]. ``activation`` may quantize its result as ``down`` takes it.
 
-    def __init__(self, gate_up: Linear, down: Linear, activation: Callable[[Tensor], Tensor | QuantizedInput]) -> None:
+    ``gated``, where there is one, gives the activation of ``gate_up``'s product in one go.
+    """
+
+    def __init__(
+        self,
+        gate_up: Linear,
+        down: Linear,
+        activation: Callable[[Tensor], Tensor | QuantizedInput],
+        gated: Callable[[Tensor | QuantizedInput], Tensor] | None = None,
+    ) -> None:
         self.input_format = gate_up.input_format
         self._gate_up = gate_up
         self._down = down
         self._activation = activation
+        self._gated = gated
 
     def __call__(self, x: Tensor | QuantizedInput) -> Tensor:
+        if self._gated is not None:
+            return self._down(self._gated(x))
         return self._down(self._activation(self._gate_up(x)))

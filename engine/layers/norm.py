@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from ...kernels.kernel_set import KernelSet
@@ -29,11 +30,12 @@ class RMSNorm:
         """(norm(x + residual), x + residual); the sum may be written over ``residual``."""
         return self._add_norm(x, residual, self.weight, self.eps, self.offset)
 
-    def feeding(self, wanted: InputFormat | None) -> RMSNorm | QuantizingNorm:
-        """This norm; or one that quantizes its results as the product behind it wants them, where a kernel does so."""
+    def feeding(self, wanted: InputFormat | torch.dtype | None) -> RMSNorm | QuantizingNorm:
+        """This norm; or one that quantizes or rounds its results as the product behind it wants, where a kernel can."""
         if wanted is None:
             return self
-        problem = QuantizeProblem(activation=wanted.how, codes_dtype=wanted.codes_dtype, dtype=self.weight.dtype)
+        how, codes_dtype = (None, wanted) if isinstance(wanted, torch.dtype) else (wanted.how, wanted.codes_dtype)
+        problem = QuantizeProblem(activation=how, codes_dtype=codes_dtype, dtype=self.weight.dtype)
         norm, add_norm = (
             self._kernels.select_fused(op, problem) for op in ("rms_norm_quantized", "add_rms_norm_quantized")
         )
@@ -41,24 +43,24 @@ class RMSNorm:
 
 
 class QuantizingNorm:
-    """``RMSNorm`` with quantized results."""
+    """``RMSNorm`` with quantized or rounded results."""
 
     def __init__(
         self,
         plain: RMSNorm,
-        norm: Callable[..., QuantizedInput],
-        add_norm: Callable[..., tuple[QuantizedInput, Tensor]],
-        wanted: InputFormat,
+        norm: Callable[..., Tensor | QuantizedInput],
+        add_norm: Callable[..., tuple[Tensor | QuantizedInput, Tensor]],
+        wanted: InputFormat | torch.dtype,
     ) -> None:
         self._plain = plain
         self._norm = norm
         self._add_norm = add_norm
         self._wanted = wanted
 
-    def __call__(self, x: Tensor) -> QuantizedInput:
+    def __call__(self, x: Tensor) -> Tensor | QuantizedInput:
         return self._norm(x, self._plain.weight, self._plain.eps, self._wanted, self._plain.offset)
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[QuantizedInput, Tensor]:
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor | QuantizedInput, Tensor]:
         """(norm(x + residual), x + residual); the sum may be written over ``residual``."""
         plain = self._plain
         return self._add_norm(x, residual, plain.weight, plain.eps, self._wanted, plain.offset)

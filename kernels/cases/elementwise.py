@@ -11,12 +11,14 @@ from torch import Tensor
 from ...quant.canonical import dequantize
 from ...quant.scheme import Offset, WeightOnly
 from .. import reference
-from ..problems import PlainProblem
+from ..problems import PlainProblem, QuantizeProblem
 from ..registry import Candidate
 from .case import Answer, Case, Source
 from .products import random_weight
 
 LIMIT = 5.0
+# Half a unit in the last place of the largest values.
+BFLOAT16_STEP = 2.0**-8
 
 
 def cases(source: Source) -> list[Case]:
@@ -34,7 +36,9 @@ def cases(source: Source) -> list[Case]:
         ("gelu_and_mul", (gate_up, "tanh")),
     ]
     plain = [_case(source, op, getattr(reference, op), arguments) for op, arguments in calls]
-    return plain + (_cpu_cases(source, x) if source.on_cpu else [])
+    if not source.on_cpu:
+        return plain
+    return [*plain, *_cpu_cases(source, x), *_rounding_cases(source, x, residual, weight)]
 
 
 def rotation(source: Source, positions: int) -> Tensor:
@@ -57,6 +61,25 @@ def _cpu_cases(source: Source, x: Tensor) -> list[Case]:
     capped = _case(source, "soft_cap", lambda x, limit: limit * torch.tanh(x / limit), (3 * x, LIMIT))
     gated = _case(source, "sigmoid_gate", lambda x, gates: x * torch.sigmoid(gates), (x, gates))
     return [capped, gated, _embedding_case(source)]
+
+
+def _rounding_cases(source: Source, x: Tensor, residual: Tensor, weight: Tensor) -> list[Case]:
+    """Norms for products in bfloat16: few rows as they are, many rounded."""
+    problem = QuantizeProblem(activation=None, codes_dtype=torch.bfloat16, dtype=source.dtype)
+
+    def norm(candidate: Candidate) -> Answer:
+        result: Tensor = candidate.run(x, weight, 1e-5, torch.bfloat16)
+        return result.to(source.dtype)
+
+    def add_norm(candidate: Candidate) -> Answer:
+        result, total = candidate.run(x, residual.clone(), weight, 1e-5, torch.bfloat16)
+        return result.to(source.dtype), total
+
+    expected, added = reference.rms_norm(x, weight, 1e-5), reference.add_rms_norm(x, residual, weight, 1e-5)
+    return [
+        Case("rms_norm_quantized", problem, norm, expected, "bf16", BFLOAT16_STEP),
+        Case("add_rms_norm_quantized", problem, add_norm, added, "bf16", BFLOAT16_STEP),
+    ]
 
 
 def _embedding_case(source: Source) -> Case:

@@ -1,4 +1,4 @@
-/* Products in bfloat16 by tile registers: what those of few rows (linear_bf16_few.c) and of many (linear_bf16.c) share. */
+/* Products in bfloat16 by tile registers: what those of few rows (linear_bf16_few.c) and of many (linear_bf16_many.c) share. */
 #ifndef TWOFOLD_BF16_TILES_H
 #define TWOFOLD_BF16_TILES_H
 
@@ -18,7 +18,7 @@ struct bf16_product {
     const int64_t *perm;
     uint8_t *tiles; /* x: [row blocks][steps][STEP_K / 2 pairs][width][2] */
     ptrdiff_t width; /* rows of a block */
-    ptrdiff_t chunk, chunks, piece_panels, panels, pieces;
+    ptrdiff_t piece_panels, panels, pieces;
     const float *bias;
     float *y;
 };
@@ -66,7 +66,7 @@ INLINE __m512 round_step(const struct bf16_product *p, const float *x, ptrdiff_t
 }
 
 /* Items are steps of blocks of rows. */
-static void round_x(void *arg, ptrdiff_t first, ptrdiff_t last) {
+INLINE void round_x(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct bf16_product *p = arg;
     for (ptrdiff_t item = first; item < last; item++) {
         const ptrdiff_t row = item / p->w.steps * p->width, k = item % p->w.steps * STEP_K;
@@ -88,7 +88,7 @@ static void round_x(void *arg, ptrdiff_t first, ptrdiff_t last) {
 }
 
 /* Tiles 0 to 3 are sums [16 features][width], 4 and 5 weights, 6 and 7 x. */
-static void configure(ptrdiff_t width) {
+INLINE void configure(ptrdiff_t width) {
     struct amx_config config = {.palette = 1};
     for (int tile = 0; tile < 8; tile++) {
         config.row_bytes[tile] = (uint16_t)(tile == 4 || tile == 5 ? STEP_BYTES : 4 * width);
@@ -162,5 +162,20 @@ INLINE const uint8_t *x_block(const struct bf16_product *p, ptrdiff_t row) {
 
 /* y of up to FEW_ROWS rows. */
 void linear_bf16_few(struct bf16_product *p);
+
+/* x of many rows in bfloat16, 0 beyond K to whole steps; bytes from row to row. */
+struct bf16_rows {
+    const void *x;
+    ptrdiff_t stride;
+};
+
+/* What takes silu of the first half of y times the second, in bfloat16; elements from row to row. */
+struct bf16_gate {
+    uint16_t *out;
+    ptrdiff_t stride;
+};
+
+/* y of many rows of x; or with a gate (else NULL), what that takes. */
+void linear_bf16_many(const struct bf16_product *p, struct bf16_rows x, const struct bf16_gate *gate);
 #endif
 #endif

@@ -16,6 +16,7 @@ from ..problems import (
     LinearProblem,
     MoeRouteProblem,
     PlainProblem,
+    QuantizeProblem,
     SamplingProblem,
     dtype_name,
 )
@@ -79,8 +80,11 @@ def _register_linear(registry: Registry, activations: str) -> None:
                 prepared_bytes=linear_bf16.num_bytes,
                 assemble=linear_bf16.Bf16Assembly,
                 look_up=embedding.look_up_bf16,
+                input_format=linear_bf16.input_dtype,
+                run_gated=linear_bf16.run_gated,
             )
         )
+        _register_rounding(registry)
     # Of inputs in 8 bits those of the head and of q, k and v cost answers most: half, for a sixth of the products.
     two_planes = product(
         name="c_int16_activations",
@@ -140,6 +144,18 @@ def _register_linear(registry: Registry, activations: str) -> None:
         registry.register(candidate)
 
 
+def _register_rounding(registry: Registry) -> None:
+    """Norms that round what they give to the products' bfloat16."""
+    norms: dict[str, Callable[..., Any]] = {
+        "rms_norm_quantized": elementwise.rms_norm_rounded,
+        "add_rms_norm_quantized": elementwise.add_rms_norm_rounded,
+    }
+    for op, run in norms.items():
+        registry.register(
+            Candidate(op=op, name="c_bf16", quality=Quality.NATIVE, can_run=_rounding, run=run, own_threads=True)
+        )
+
+
 def _cache_dtype(dtype: torch.dtype) -> str | None:
     if dtype in KV_DTYPES:
         return None
@@ -148,6 +164,12 @@ def _cache_dtype(dtype: torch.dtype) -> str | None:
 
 def _plain(spec: DeviceSpec, problem: PlainProblem | MoeRouteProblem) -> str | None:
     return unavailable_for(problem.dtype)
+
+
+def _rounding(spec: DeviceSpec, problem: QuantizeProblem) -> str | None:
+    if problem.activation is not None or problem.codes_dtype is not torch.bfloat16:
+        return "it rounds to bfloat16"
+    return linear_bf16.missing() or unavailable_for(problem.dtype)
 
 
 def _sampling(spec: DeviceSpec, problem: SamplingProblem) -> str | None:

@@ -1,6 +1,7 @@
 /* Small operations between the matrix products, float32: norms, rotary embedding, gated activation. */
 #include <math.h>
 
+#include "bf16_rows.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "simd.h"
@@ -17,11 +18,13 @@ struct norm {
     const float *residual, *weight;
     float eps, offset;
     float *out, *sum;
+    uint16_t *rounded; /* bfloat16 rows in place of out, or NULL */
+    ptrdiff_t rounded_stride;
 };
 
 static void norm_row(const struct norm *p, ptrdiff_t row) {
     const float *x = p->x + row / p->inner * p->outer_stride + row % p->inner * p->inner_stride;
-    float *out = p->out + row * p->size;
+    float *out = p->rounded ? thread_scratch(p->size * sizeof *out) : p->out + row * p->size;
     if (p->residual) {
         const float *residual = p->residual + row * p->size;
         float *sum = p->sum + row * p->size;
@@ -35,6 +38,9 @@ static void norm_row(const struct norm *p, ptrdiff_t row) {
     for (ptrdiff_t i = whole; i < p->size; i++) total += x[i] * x[i];
     float factor = 1.0f / sqrtf(total / (float)p->size + p->eps);
     for (ptrdiff_t i = 0; i < p->size; i++) out[i] = x[i] * factor * (p->weight[i] + p->offset);
+#if HAVE_AMX_BF16
+    if (p->rounded) bf16_round_row(out, p->size, p->rounded + row * p->rounded_stride);
+#endif
 }
 
 static void norm_rows(void *arg, ptrdiff_t first, ptrdiff_t last) {
@@ -45,7 +51,16 @@ static void norm_rows(void *arg, ptrdiff_t first, ptrdiff_t last) {
 /* Row r of x starts at r / inner * outer_stride + r % inner * inner_stride; residual (or NULL), out and sum are contiguous. */
 void twofold_rms_norm(const float *x, ptrdiff_t rows, ptrdiff_t inner, ptrdiff_t outer_stride, ptrdiff_t inner_stride, ptrdiff_t size,
                       const float *residual, const float *weight, float eps, float offset, float *out, float *sum) {
-    struct norm p = {x, rows, inner, outer_stride, inner_stride, size, residual, weight, eps, offset, out, sum};
+    struct norm p = {x, rows, inner, outer_stride, inner_stride, size, residual, weight, eps, offset, out, sum, NULL, 0};
+    team_run(norm_rows, &p, rows, team_grain(PIECE_ELEMENTS, size));
+}
+
+/* The same with results rounded to bfloat16, 0 beyond `size` to whole steps of STEP_K; out_stride in elements. For processors where
+   twofold_bf16_tiles() says yes. */
+void twofold_rms_norm_rounded(const float *x, ptrdiff_t rows, ptrdiff_t inner, ptrdiff_t outer_stride, ptrdiff_t inner_stride,
+                              ptrdiff_t size, const float *residual, const float *weight, float eps, float offset, uint16_t *out,
+                              ptrdiff_t out_stride, float *sum) {
+    struct norm p = {x, rows, inner, outer_stride, inner_stride, size, residual, weight, eps, offset, NULL, sum, out, out_stride};
     team_run(norm_rows, &p, rows, team_grain(PIECE_ELEMENTS, size));
 }
 
@@ -109,17 +124,9 @@ INLINE void gated_rows(const struct gate *p, ptrdiff_t row, ptrdiff_t last, vf (
     }
 }
 
-/* The logistic function; the exponent is never above 0. */
-INLINE vf logistic(vf u) {
-    vf fade = vexp(choose(u > splat(0.0f), -u, u)), one = splat(1.0f);
-    return choose(u > splat(0.0f), one, fade) / (one + fade);
-}
-
-INLINE vf silu_vector(vf g) { return g * logistic(g); }
-
 INLINE float silu_single(float g) { return g / (1.0f + expf(-g)); }
 
-static void silu_rows(void *arg, ptrdiff_t row, ptrdiff_t last) { gated_rows(arg, row, last, silu_vector, silu_single); }
+static void silu_rows(void *arg, ptrdiff_t row, ptrdiff_t last) { gated_rows(arg, row, last, silu, silu_single); }
 
 /* gelu by its approximation, g times the logistic function of 2 sqrt(2/pi) (g + 0.044715 g^3), or by the error function. */
 INLINE vf gelu_tanh_vector(vf g) { return g * logistic(splat(GELU_SLOPE) * (g + splat(GELU_CUBE) * g * g * g)); }

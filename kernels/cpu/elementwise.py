@@ -5,11 +5,32 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .bf16_rows import FEW_ROWS, empty_rows
 from .library import functions
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """``reference.rms_norm``; x [..., K] with up to two leading dimensions of any stride."""
+    x, weight, shape = _normed(x, weight)
+    out = torch.empty(x.shape)
+    functions.twofold_rms_norm(x.data_ptr(), *shape, None, weight.data_ptr(), eps, offset, out.data_ptr(), None)
+    return out
+
+
+def rms_norm_rounded(x: Tensor, weight: Tensor, eps: float, wanted: torch.dtype, offset: float = 0.0) -> Tensor:
+    """``rms_norm`` of x [T,K], of many rows in bfloat16, which is ``wanted``."""
+    if x.shape[0] <= FEW_ROWS:
+        return rms_norm(x, weight, eps, offset)
+    x, weight, shape = _normed(x, weight)
+    out = empty_rows(*x.shape)
+    functions.twofold_rms_norm_rounded(
+        x.data_ptr(), *shape, None, weight.data_ptr(), eps, offset, out.data_ptr(), out.stride(0), None
+    )
+    return out
+
+
+def _normed(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, tuple[int, int, int, int, int]]:
+    """x and weight as C reads them; rows, of how many the inner stride is, both strides, K."""
     if x.stride(-1) != 1 or x.dim() > 3:
         x = x.contiguous()
     if weight.dtype is not torch.float32:
@@ -17,27 +38,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     size = x.shape[-1]
     rows = x.numel() // size
     if x.is_contiguous():
-        inner, outer_stride, inner_stride = 1, size, 0
-    elif x.dim() == 2:
-        inner, outer_stride, inner_stride = 1, x.stride(0), 0
-    else:
-        inner, outer_stride, inner_stride = x.shape[1], x.stride(0), x.stride(1)
-    out = torch.empty(x.shape)
-    functions.twofold_rms_norm(
-        x.data_ptr(),
-        rows,
-        inner,
-        outer_stride,
-        inner_stride,
-        size,
-        None,
-        weight.data_ptr(),
-        eps,
-        offset,
-        out.data_ptr(),
-        None,
-    )
-    return out
+        return x, weight, (rows, 1, size, 0, size)
+    if x.dim() == 2:
+        return x, weight, (rows, 1, x.stride(0), 0, size)
+    return x, weight, (rows, x.shape[1], x.stride(0), x.stride(1), size)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -61,6 +65,21 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
         offset,
         out.data_ptr(),
         total,
+    )
+    return out, residual
+
+
+def add_rms_norm_rounded(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, wanted: torch.dtype, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """``add_rms_norm`` of [T,K], its norm of many rows in bfloat16, which is ``wanted``."""
+    if x.shape[0] <= FEW_ROWS:
+        return add_rms_norm(x, residual, weight, eps, offset)
+    x, residual = x.contiguous(), residual.contiguous()
+    x, weight, shape = _normed(x, weight)
+    out, total = empty_rows(*x.shape), residual.data_ptr()
+    functions.twofold_rms_norm_rounded(
+        x.data_ptr(), *shape, total, weight.data_ptr(), eps, offset, out.data_ptr(), out.stride(0), total
     )
     return out, residual
 

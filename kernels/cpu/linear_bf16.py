@@ -19,12 +19,15 @@ from ...quant.row_slices import row_chunks
 from ...quant.scheme import Dense, Fp8, Int8, LowBit, MicroScaled, Offset, WeightOnly
 from ..problems import LinearProblem
 from . import small_floats, weight_memory
+from .bf16_rows import FEW_ROWS, STEP_K, empty_rows, row_stride
+from .elementwise import silu_and_mul
 from .library import functions, unavailable, unavailable_for
 from .linear import assemble, checked_rows, low_bit_bytes, padded_rows, workspace
 from .panels import HALF_BITS, LowBitAssembly, LowBitPanels, empty_panels, of_halves, pack_rows, pairs, stored_bits
 
-# As in linear_bf16.h: input features of a step, and how its codes lie and become weights.
-STEP_K = 32
+# Gates and ups come in panels of their own (PANEL in simd.h, on processors with tiles).
+_GATED_FEATURES = 32
+# As in linear_bf16.h: how codes of a step lie and become weights.
 _NIBBLES, _BYTES, _FLOATS8, _FLOATS16 = range(4)
 _CENTRED, _ZERO, _OFFSET, _E2M1 = range(4)
 # What linear.h calls panels of these floats.
@@ -57,7 +60,7 @@ class Bf16Panels:
 
     @property
     def row_bytes(self) -> int:
-        return self.steps.shape[1] * STEP_K * 2
+        return row_stride(self.panels.in_features) * 2
 
 
 class Bf16Assembly:
@@ -108,7 +111,9 @@ def prepare(weight: CanonicalWeight, dtype: torch.dtype) -> Bf16Panels:
 
 
 def run(x: Tensor, weight: Bf16Panels, bias: Tensor | None = None) -> Tensor:
-    """x [T,K] float32 -> [T,N]."""
+    """x [T,K] float32, or in bfloat16 as ``bf16_rows`` has it -> [T,N]."""
+    if x.dtype is torch.bfloat16:
+        return _run_rounded(x, weight, bias)
     x, rows = checked_rows(x, bias, weight.panels.in_features)
     y = torch.empty((rows, weight.panels.out_features))
     buffer = workspace(rows, weight.row_bytes)
@@ -123,6 +128,55 @@ def run(x: Tensor, weight: Bf16Panels, bias: Tensor | None = None) -> Tensor:
         y.data_ptr(),
     )
     return y
+
+
+def _run_rounded(x: Tensor, weight: Bf16Panels, bias: Tensor | None) -> Tensor:
+    rows = x.shape[0]
+    if rows <= FEW_ROWS:
+        return run(x.float(), weight, bias)
+    _check_rounded(x, weight)
+    y = torch.empty((rows, weight.panels.out_features))
+    functions.twofold_linear_bf16_rounded(
+        x.data_ptr(),
+        x.stride(0),
+        rows,
+        weight.tensors,
+        weight.sizes,
+        None if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+    )
+    return y
+
+
+def run_gated(x: Tensor, weight: Bf16Panels, bias: Tensor | None = None) -> Tensor:
+    """``silu_and_mul`` of what ``run`` gives, [T,N/2], as the next product reads it best: many rows in bfloat16."""
+    inner = weight.panels.out_features // 2
+    if x.dtype is not torch.bfloat16 or x.shape[0] <= FEW_ROWS or inner % _GATED_FEATURES:
+        return silu_and_mul(run(x, weight, bias))
+    _check_rounded(x, weight)
+    out = empty_rows(x.shape[0], inner)
+    functions.twofold_gated_bf16(
+        x.data_ptr(),
+        x.stride(0),
+        x.shape[0],
+        weight.tensors,
+        weight.sizes,
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        out.stride(0),
+    )
+    return out
+
+
+def input_dtype(weight: Bf16Panels) -> torch.dtype | None:
+    """What inputs may come rounded to: no order of features may be left to find in them."""
+    return torch.bfloat16 if weight.panels.perm is None else None
+
+
+def _check_rounded(x: Tensor, weight: Bf16Panels) -> None:
+    columns = weight.panels.in_features
+    assert x.shape[1] == columns and weight.panels.perm is None, "rounded x must be [T,K] in the weight's order"
+    assert x.stride(1) == 1 and x.stride(0) >= -(-columns // STEP_K) * STEP_K, "rounded x must have whole steps"
 
 
 def sizes_with(sizes: ctypes.Array[ctypes.c_ssize_t], scale_type: int) -> ctypes.Array[ctypes.c_ssize_t]:

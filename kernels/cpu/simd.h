@@ -138,6 +138,14 @@ INLINE vf vexp2(vf x) {
 #endif
 }
 
+/* The logistic function; the exponent is never above 0. */
+INLINE vf logistic(vf u) {
+    vf fade = vexp(choose(u > splat(0.0f), -u, u)), one = splat(1.0f);
+    return choose(u > splat(0.0f), one, fade) / (one + fade);
+}
+
+INLINE vf silu(vf g) { return g * logistic(g); }
+
 /* limit * tanh(x / limit). */
 INLINE vf capped(vf x, float limit) {
     vf e = vexp(vmin(x * splat(2.0f / limit), splat(80.0f)));

@@ -12,7 +12,8 @@ from small_float_cases import weight_of
 from torch import Tensor
 from twofold.errors import ConfigError
 from twofold.kernels import reference
-from twofold.kernels.cpu import linear, linear_bf16
+from twofold.kernels.cpu import bf16_rows, linear, linear_bf16
+from twofold.kernels.cpu.elementwise import silu_and_mul
 from twofold.kernels.kernel_set import KernelSet
 from twofold.kernels.problems import ExpertLinearProblem, LinearProblem
 from twofold.platforms import cpu_threads
@@ -151,11 +152,65 @@ def test_a_row_depends_neither_on_its_batch_nor_on_the_threads(scheme: Scheme, c
             assert torch.equal(linear_bf16.run(x[first : first + count], prepared, bias), whole[first : first + count])
 
 
+def rounded(x: Tensor) -> Tensor:
+    """x as norms hand it to products, with what must not be read behind it."""
+    rows = bf16_rows.empty_rows(*x.shape)
+    steps = -(-x.shape[1] // bf16_rows.STEP_K) * bf16_rows.STEP_K
+    whole = rows.as_strided((len(x), rows.stride(0)), rows.stride())
+    whole[:] = float("nan")
+    whole[:, :steps] = 0
+    rows[:] = x
+    return rows
+
+
+@needs_tiles
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_more_rows_than_a_piece_of_work_takes(threads: int) -> None:
+    weight = integer_weight(WeightOnly(4, 32), (300, 160))
+    prepared, x = linear_bf16.prepare(weight, torch.float32), inputs(2100, 160)
+    few = torch.cat([linear_bf16.run(part, prepared) for part in x.split(32)])
+    cpu_threads.set_num_threads(threads)
+    for count in (33, 1024, 1025, 1057, 2100):
+        assert torch.equal(linear_bf16.run(x[:count], prepared), few[:count])
+
+
+@needs_tiles
+@pytest.mark.parametrize("scheme", [*INTEGERS[:2], WeightOnly(8, 32), Offset(4, 16), Dense(), Fp8((-1, -1))], ids=str)
+@pytest.mark.parametrize("shape", [(64, 96), (100, 1312), (256, 62), (70, 2400)], ids=str)
+def test_rounded_rows_give_what_floats_give(scheme: Scheme, shape: tuple[int, int]) -> None:
+    """Also gated, where gates and ups have panels of their own."""
+    if isinstance(scheme, Fp8):
+        weight: CanonicalWeight = weight_of(scheme, torch.float32, shape)
+    elif isinstance(scheme, Dense):
+        weight = DenseWeight(inputs(*shape))
+    else:
+        weight = integer_weight(scheme, shape)
+    prepared, x = linear_bf16.prepare(weight, torch.float32), inputs(1090, shape[1])
+    assert linear_bf16.input_dtype(prepared) is torch.bfloat16
+    for bias in (None, inputs(1, shape[0])[0]):
+        for count in (5, 32, 33, 64, 95, 1090):
+            few = [linear_bf16.run(part, prepared, bias) for part in x[:count].split(32)]
+            assert torch.equal(linear_bf16.run(rounded(x[:count]), prepared, bias), torch.cat(few))
+            gated = linear_bf16.run_gated(rounded(x[:count]), prepared, bias)
+            wanted = torch.cat([silu_and_mul(part) for part in few])
+            many = count > bf16_rows.FEW_ROWS and shape[0] % 64 == 0
+            assert gated.dtype is (torch.bfloat16 if many else torch.float32)
+            assert torch.equal(gated, wanted.to(gated.dtype))
+
+
+@needs_tiles
+def test_act_order_finds_its_features_in_floats_alone() -> None:
+    prepared = linear_bf16.prepare(integer_weight(WeightOnly(4, 32, act_order=True), (64, 96)), torch.float32)
+    assert linear_bf16.input_dtype(prepared) is None
+    with pytest.raises(AssertionError, match="in the weight's order"):
+        linear_bf16.run(rounded(inputs(40, 96)), prepared)
+
+
 @needs_tiles
 @pytest.mark.parametrize("scheme", [WeightOnly(4, 32), WeightOnly(4, 64), WeightOnly(2, 32)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_scales_of_any_size(scheme: WeightOnly, dtype: torch.dtype) -> None:
-    """Zeros, numbers near the ends of the floats' range, negative ones, infinity and NaN: few rows give what many give."""
+    """Zeros, numbers near the ends of the floats' range, negative ones, infinity and NaN: few rows as many."""
     weight = integer_weight(scheme, (64, 640), scale_dtype=dtype)
     assert isinstance(weight, PackedWeight)
     scales, sign = weight.scales.clone(), torch.tensor([1.0, -1.0])

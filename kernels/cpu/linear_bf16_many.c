@@ -1,0 +1,294 @@
+/* The product of linear_bf16.c for many rows: tiles of x times tiles of weights, sums row by row.
+
+   Groups of panels are expanded for hundreds of rows at once, turned into pairs of input features, and lie in the L2 cache. A pair
+   of tiles' rows of x, part by part of K in the L1 cache, passes them all, so that y grows along its rows. Sums of a part wait in
+   memory for the next one, which changes no bit: each is over K in the order of linear_bf16_few.c. */
+#include "bf16_rows.h"
+#include "bf16_tiles.h"
+
+#if HAVE_AMX_BF16
+#define PAIR_ROWS (2 * AMX_ROWS)
+#define STEP_TILES (2 * A_BYTES)
+#define UNIT_FLOATS (4 * SUM_FLOATS)
+/* Rows for which panels are expanded once. */
+#define MAX_CHUNK 1024
+/* Steps whose x is kept in the L1 cache, and steps that are expanded before sums wait for the others. */
+#define BLOCK_STEPS 18
+#define PART_STEPS 64
+/* Expanded weights that a thread works with, and x that stays beside them in the L2 cache; then pieces may be small. */
+#define GROUP_BYTES (896 << 10)
+#define NEAR_BYTES (1280 << 10)
+#define PIECES_PER_THREAD 4
+
+struct many {
+    const struct bf16_product *p;
+    struct bf16_rows x;
+    struct bf16_gate gate;
+    ptrdiff_t panels, up; /* panels with items; where the other half's begin, 0 without a gate */
+    ptrdiff_t part_steps, chunk, chunks, group, groups;
+};
+
+/* Four sums [2][2][16 rows][16 features], of a pair's rows from `row` on: of a panel, or of 16 gates and their ups. */
+struct unit {
+    const uint8_t *b; /* its expanded steps; */
+    ptrdiff_t apart;  /* from a step's first tile to the other */
+    float *sums;
+    ptrdiff_t row, feature, done; /* rows of these that are gated */
+};
+
+/* Sixteen rows of sixteen pairs become columns. */
+INLINE void turn(const uint8_t *from, uint8_t *to) {
+    __m512 tile[AMX_ROWS];
+#pragma GCC unroll 16
+    for (int i = 0; i < AMX_ROWS; i++) tile[i] = _mm512_loadu_ps(from + i * STEP_BYTES);
+    transpose(tile);
+#pragma GCC unroll 16
+    for (int i = 0; i < AMX_ROWS; i++) _mm512_store_ps(to + i * STEP_BYTES, tile[i]);
+}
+
+/* Steps of a panel as two tiles each, [STEP_K / 2 pairs][16 output features][2]. */
+INLINE void expand_steps(const struct bf16_weights *w, const int kind, const int coding, ptrdiff_t panel, ptrdiff_t step,
+                         ptrdiff_t end, uint8_t *out) {
+    _Alignas(64) uint8_t lines[STEP_TILES];
+    struct bf16_groups groups;
+    bf16_forget(&groups);
+    for (; step < end; step++, out += STEP_TILES) {
+        const uint8_t *from = kind == FLOATS16 ? w->codes + (panel * w->steps + step) * w->step_bytes : lines;
+        if (kind != FLOATS16) bf16_expand(w, kind, coding, panel, step, &groups, lines);
+        turn(from, out);
+        turn(from + A_BYTES, out + A_BYTES);
+    }
+}
+
+#define VARIANT(kind, coding) (4 * (kind) + (coding))
+#define CASE(kind, coding) \
+    case VARIANT(kind, coding): expand_steps(w, kind, coding, panel, step, end, out); break;
+
+static void expand(const struct bf16_weights *w, ptrdiff_t panel, ptrdiff_t step, ptrdiff_t end, uint8_t *out) {
+    switch (VARIANT(w->kind, w->coding)) {
+        CASE(NIBBLES, BF16_CENTRED) CASE(NIBBLES, BF16_ZERO) CASE(NIBBLES, BF16_OFFSET) CASE(NIBBLES, BF16_E2M1)
+        CASE(BYTES, BF16_CENTRED) CASE(BYTES, BF16_ZERO) CASE(BYTES, BF16_OFFSET)
+        CASE(FLOATS8, BF16_CENTRED) CASE(FLOATS16, BF16_CENTRED)
+    }
+}
+#undef CASE
+
+/* Tiles 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 weights. */
+static void configure_rows(void) {
+    struct amx_config config = {.palette = 1};
+    for (int tile = 0; tile < 8; tile++) {
+        config.row_bytes[tile] = STEP_BYTES;
+        config.rows[tile] = AMX_ROWS;
+    }
+    amx_settle(&config);
+    _tile_loadconfig(&config);
+}
+
+INLINE void load_sums(const float *sums) {
+    _tile_loadd(0, sums, VEC_BYTES);
+    _tile_loadd(1, sums + SUM_FLOATS, VEC_BYTES);
+    _tile_loadd(2, sums + 2 * SUM_FLOATS, VEC_BYTES);
+    _tile_loadd(3, sums + 3 * SUM_FLOATS, VEC_BYTES);
+}
+
+/* To four tiles in memory, or to rows of y: `stride` bytes from row to row, `half` floats to the other features, `below` to the
+   other rows. */
+INLINE void store_sums(float *to, ptrdiff_t stride, ptrdiff_t half, ptrdiff_t below) {
+    _tile_stored(0, to, stride);
+    _tile_stored(1, to + half, stride);
+    _tile_stored(2, to + below, stride);
+    _tile_stored(3, to + below + half, stride);
+}
+
+INLINE const float *sums_of(const float *sums, ptrdiff_t row, int half) {
+    return sums + (row / AMX_ROWS * 2 + half) * SUM_FLOATS + row % AMX_ROWS * LANES;
+}
+
+/* To y, for the last rows and features of all, or with a bias. */
+static void write_rows(const struct bf16_product *p, const struct unit *unit) {
+    const ptrdiff_t rows = smaller(p->rows - unit->row, PAIR_ROWS);
+    for (int half = 0; half < 2; half++) {
+        const ptrdiff_t feature = unit->feature + half * LANES, features = p->out_features - feature;
+        if (features <= 0) return;
+        const __mmask16 lanes = (__mmask16)(features >= LANES ? -1 : (1 << features) - 1);
+        const vf bias = p->bias ? (vf)_mm512_maskz_loadu_ps(lanes, p->bias + feature) : splat(0.0f);
+        for (ptrdiff_t r = 0; r < rows; r++) {
+            const vf sum = load(sums_of(unit->sums, r, half));
+            float *y = p->y + (unit->row + r) * p->out_features + feature;
+            _mm512_mask_storeu_ps(y, lanes, (__m512)(p->bias ? sum + bias : sum));
+        }
+    }
+}
+
+/* The next row of a unit of gates and ups, rounded. */
+INLINE void gate_row(const struct many *m, struct unit *unit) {
+    const struct bf16_product *p = m->p;
+    vf gate = load(sums_of(unit->sums, unit->done, 0)), up = load(sums_of(unit->sums, unit->done, 1));
+    if (p->bias) {
+        gate += load(p->bias + unit->feature);
+        up += load(p->bias + m->up * PANEL + unit->feature);
+    }
+    uint16_t *out = m->gate.out + (unit->row + unit->done++) * m->gate.stride + unit->feature;
+    _mm256_storeu_si256((__m256i *)out, (__m256i)_mm512_cvtneps_pbh((__m512)(silu(gate) * up)));
+}
+
+INLINE void gate_rows(const struct many *m, struct unit *unit, ptrdiff_t count) {
+    const ptrdiff_t end = smaller(unit->done + count, smaller(m->p->rows - unit->row, PAIR_ROWS));
+    while (unit->done < end) gate_row(m, unit);
+}
+
+/* Lines of y that are written soon; they lie far apart and often in no cache. */
+INLINE void ask_for(const struct many *m, const struct unit *unit, ptrdiff_t row) {
+    const struct bf16_product *p = m->p;
+    if (unit->row + row >= p->rows) return;
+    if (m->up) {
+        __builtin_prefetch(m->gate.out + (unit->row + row) * m->gate.stride + unit->feature, 1);
+        return;
+    }
+    const float *y = p->y + (unit->row + row) * p->out_features + unit->feature;
+    __builtin_prefetch(y, 1);
+    __builtin_prefetch(y + LANES, 1);
+}
+
+/* Steps step..end-1 of a unit. Weights pass the L1 cache by, so that x stays there. `before`, gates and ups whose sums are ready,
+   is worked on while tiles are busy. */
+static void run_unit(const struct many *m, const uint8_t *x, ptrdiff_t x_row, struct unit *unit, struct unit *before, ptrdiff_t step,
+                     ptrdiff_t end) {
+    const struct bf16_product *p = m->p;
+    const uint8_t *below = x + AMX_ROWS * x_row, *b = unit->b, *other = b + unit->apart;
+    const int ends = end == p->w.steps;
+    if (step)
+        load_sums(unit->sums);
+    else
+        clear_sums();
+    for (ptrdiff_t row = 0; step < end; step++, row += 2) {
+        _tile_loadd(4, x, x_row);
+        _tile_stream_loadd(6, b, STEP_BYTES);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_stream_loadd(7, other, STEP_BYTES);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, below, x_row);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+        x += STEP_BYTES, below += STEP_BYTES, b += STEP_TILES, other += STEP_TILES;
+        if (m->up) gate_rows(m, before, 2);
+        if (ends && row < PAIR_ROWS) {
+            ask_for(m, unit, row);
+            ask_for(m, unit, row + 1);
+        }
+    }
+    if (m->up) gate_rows(m, before, PAIR_ROWS);
+    const int inside = unit->row + PAIR_ROWS <= p->rows && unit->feature + PANEL <= p->out_features;
+    if (ends && !m->up && !p->bias && inside) {
+        store_sums(p->y + unit->row * p->out_features + unit->feature, p->out_features * sizeof(float), LANES, AMX_ROWS * p->out_features);
+        return;
+    }
+    store_sums(unit->sums, VEC_BYTES, SUM_FLOATS, 2 * SUM_FLOATS);
+    amx_settle(unit->sums);
+    if (!ends) return;
+    if (m->up)
+        *before = *unit;
+    else
+        write_rows(p, unit);
+}
+
+/* A pair's rows of x; the last ones of all are copied to `spare` [PAIR_ROWS], behind them there may be no memory. */
+static struct bf16_rows pair_of(const struct many *m, ptrdiff_t row, uint8_t *spare) {
+    const ptrdiff_t rows = m->p->rows - row, bytes = m->p->w.steps * STEP_BYTES;
+    struct bf16_rows pair = {(const uint8_t *)m->x.x + row * m->x.stride, m->x.stride};
+    if (rows >= PAIR_ROWS) return pair;
+    for (ptrdiff_t r = 0; r < PAIR_ROWS; r++) {
+        if (r < rows)
+            memcpy(spare + r * bytes, (const uint8_t *)pair.x + r * pair.stride, bytes);
+        else
+            memset(spare + r * bytes, 0, bytes);
+    }
+    amx_settle(spare);
+    return (struct bf16_rows){spare, bytes};
+}
+
+/* Units of a group: panels, or halves of panels of gates. */
+static ptrdiff_t num_units(const struct many *m, ptrdiff_t panels) { return m->up ? 2 * panels : panels; }
+
+/* A pair's rows times steps start..end-1 of a group's panels, expanded at `b`, those of ups behind the gates'. */
+static void run_pair(const struct many *m, struct bf16_rows x, ptrdiff_t row, ptrdiff_t first_panel, ptrdiff_t panels, const uint8_t *b,
+                     float *sums, ptrdiff_t start, ptrdiff_t end) {
+    const ptrdiff_t panel_bytes = m->part_steps * STEP_TILES, units = num_units(m, panels);
+    const ptrdiff_t blocks = (end - start + BLOCK_STEPS - 1) / BLOCK_STEPS;
+    struct unit before = {.row = row, .done = PAIR_ROWS};
+    for (ptrdiff_t block = 0; block < blocks; block++) {
+        const ptrdiff_t from = start + (end - start) * block / blocks, to = start + (end - start) * (block + 1) / blocks;
+        for (ptrdiff_t u = 0; u < units; u++) {
+            const ptrdiff_t panel = m->up ? u / 2 : u, half = m->up ? u % 2 : 0;
+            struct unit unit = {.b = b + panel * panel_bytes + (from - start) * STEP_TILES + half * A_BYTES,
+                                .apart = m->up ? panels * panel_bytes : A_BYTES, .sums = sums + u * UNIT_FLOATS, .row = row,
+                                .feature = (first_panel + panel) * PANEL + half * LANES};
+            run_unit(m, (const uint8_t *)x.x + from * STEP_BYTES, x.stride, &unit, &before, from, to);
+        }
+    }
+    if (m->up) gate_rows(m, &before, PAIR_ROWS);
+}
+
+static ptrdiff_t num_sides(const struct many *m) { return m->up ? 2 : 1; }
+
+static ptrdiff_t sums_bytes(const struct many *m) {
+    const ptrdiff_t pairs = m->part_steps < m->p->w.steps ? (m->chunk + PAIR_ROWS - 1) / PAIR_ROWS : 1;
+    return pairs * num_units(m, m->group) * UNIT_FLOATS * sizeof(float);
+}
+
+static void run_item(const struct many *m, ptrdiff_t item, uint8_t *scratch) {
+    const struct bf16_product *p = m->p;
+    const ptrdiff_t chunk = item / m->groups, group = item % m->groups, panel_bytes = m->part_steps * STEP_TILES;
+    const ptrdiff_t first_row = chunk * m->chunk, last_row = smaller(first_row + m->chunk, p->rows);
+    const ptrdiff_t first = m->panels * group / m->groups, panels = m->panels * (group + 1) / m->groups - first;
+    float *sums = (float *)(scratch + num_sides(m) * m->group * panel_bytes);
+    uint8_t *spare = (uint8_t *)sums + sums_bytes(m);
+    for (ptrdiff_t start = 0; start < p->w.steps; start += m->part_steps) {
+        const ptrdiff_t end = smaller(start + m->part_steps, p->w.steps);
+        for (ptrdiff_t i = 0; i < num_sides(m) * panels; i++)
+            expand(&p->w, first + i % panels + i / panels * m->up, start, end, scratch + i * panel_bytes);
+        amx_settle(scratch);
+        for (ptrdiff_t row = first_row; row < last_row; row += PAIR_ROWS) {
+            const ptrdiff_t waiting = m->part_steps < p->w.steps ? (row - first_row) / PAIR_ROWS * num_units(m, m->group) : 0;
+            run_pair(m, pair_of(m, row, spare), row, first, panels, scratch, sums + waiting * UNIT_FLOATS, start, end);
+        }
+    }
+}
+
+/* Items: chunks of rows, each with groups of panels one after the other. */
+static void run_items(void *arg, ptrdiff_t item, ptrdiff_t last) {
+    const struct many *m = arg;
+    const ptrdiff_t weights = num_sides(m) * m->group * m->part_steps * STEP_TILES, spare = PAIR_ROWS * m->p->w.steps * STEP_BYTES;
+    uint8_t *scratch = thread_scratch(weights + sums_bytes(m) + spare);
+    configure_rows();
+    for (; item < last; item++) run_item(m, item, scratch);
+    _tile_release();
+}
+
+/* Groups of few panels where x stays in the L2 cache, so that threads end together, else of as many as it holds. */
+static void plan(struct many *m) {
+    const ptrdiff_t rows = m->p->rows, steps = m->p->w.steps, threads = team_size();
+    const ptrdiff_t parts = (steps + PART_STEPS - 1) / PART_STEPS;
+    m->part_steps = (steps + parts - 1) / parts;
+    m->chunks = (rows + MAX_CHUNK - 1) / MAX_CHUNK;
+    m->chunk = ((rows + m->chunks - 1) / m->chunks + PAIR_ROWS - 1) / PAIR_ROWS * PAIR_ROWS;
+    m->chunks = (rows + m->chunk - 1) / m->chunk;
+    const ptrdiff_t most = GROUP_BYTES / (num_sides(m) * m->part_steps * STEP_TILES);
+    const int near = smaller(rows, m->chunk) * steps * STEP_BYTES <= NEAR_BYTES;
+    const ptrdiff_t wanted = (near ? PIECES_PER_THREAD : 1) * threads / m->chunks;
+    const ptrdiff_t least = most < 1 ? m->panels : (m->panels + most - 1) / most;
+    m->groups = least > wanted ? (least + threads - 1) / threads * threads : wanted;
+    m->groups = smaller(m->groups < 1 ? 1 : m->groups, m->panels);
+    m->group = (m->panels + m->groups - 1) / m->groups;
+}
+
+void linear_bf16_many(const struct bf16_product *p, struct bf16_rows x, const struct bf16_gate *gate) {
+    struct many m = {.p = p, .x = x, .panels = (p->out_features + PANEL - 1) / PANEL};
+    if (gate) {
+        m.gate = *gate;
+        m.panels = m.up = p->out_features / 2 / PANEL;
+    }
+    plan(&m);
+    team_run(run_items, &m, m.groups * m.chunks, 1);
+}
+#endif

@@ -2,7 +2,8 @@
 
 The key covers the sources, the flags, the compiler and the processor, so a changed machine or version compiles anew.
 One process compiles and the others wait for it, as far as the file system has locks; each works in its own temporary
-folder and renames the finished library into place.
+folder and renames the finished library into place. A library ends with a digest of itself: one that a full disk or a
+crash cut short would kill the process that maps it, so it is compiled again.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ _FLAGS = (
     "-Wno-psabi",
 )
 _TIMEOUT_S = 300
+# What a library ends with, behind all that the loader reads: the digest of the bytes before.
+_SEAL_BYTES = hashlib.sha256().digest_size
 # A build folder older than this was left behind by a process that was killed.
 _STALE_S = 3600
 
@@ -64,7 +67,7 @@ def library_path(*, extra_flags: tuple[str, ...] = (), native: bool = True) -> P
     except ConfigError as error:
         raise BuildError(str(error)) from None
     _remove_stale(target.parent)
-    if not os.path.exists(target):
+    if not _is_whole(target):
         _compile(compiler, flags, target)
     return target
 
@@ -93,7 +96,7 @@ def _native_flags() -> tuple[str, ...]:
 
 
 def _key(compiler: list[str], flags: tuple[str, ...]) -> str:
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(b"sealed")
     version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=_TIMEOUT_S, check=False).stdout
     for part in (shlex.join(compiler).encode(), version, shlex.join(flags).encode(), cpu_info().fingerprint().encode()):
         digest.update(part + b"\0")
@@ -103,10 +106,28 @@ def _key(compiler: list[str], flags: tuple[str, ...]) -> str:
     return digest.hexdigest()[:24]
 
 
-def _compile(compiler: list[str], flags: tuple[str, ...], target: Path) -> None:
+def _is_whole(library: Path) -> bool:
+    """Whether a library is there, can be read and ends with its own digest."""
     try:
-        with storage.writing(target.parent), storage.turn(target.with_suffix(".lock"), target, _TIMEOUT_S):
-            if not os.path.exists(target):
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-_SEAL_BYTES]).digest() == content[-_SEAL_BYTES:]
+
+
+def _seal(library: Path) -> None:
+    digest = hashlib.sha256(library.read_bytes()).digest()
+    with library.open("ab") as stream:
+        stream.write(digest)
+
+
+def _compile(compiler: list[str], flags: tuple[str, ...], target: Path) -> None:
+    lock = target.with_suffix(".lock")
+    try:
+        with storage.writing(target.parent), storage.turn(lock, target, _TIMEOUT_S, lambda: _is_whole(target)):
+            if not _is_whole(target):
+                if target.exists():
+                    logger.warning("%s is damaged and is compiled again", target)
                 _compile_now(compiler, flags, target)
     except storage.StorageError as error:
         raise BuildError(str(error)) from error
@@ -124,6 +145,7 @@ def _compile_now(compiler: list[str], flags: tuple[str, ...], target: Path) -> N
         with CompilerGuard(folder) as guard:
             objects = _compile_objects(guard, compiler, flags, folder)
             _finish(guard, [[*compiler, *flags, "-shared", *map(str, objects), "-o", str(library), "-lm"]])
+            _seal(library)
             os.replace(library, target)
     logger.info("compiled the CPU kernels in %.1f s", time.monotonic() - start)
 

@@ -56,6 +56,20 @@ def test_compiled_once_per_flags_and_sources(cache, compiler, monkeypatch):
     assert not [path for path in cache.iterdir() if path.is_dir()], "a temporary folder was left behind"
 
 
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
+def test_a_damaged_library_is_compiled_again(cache, compiler, caplog, damage):
+    script = Path(shlex.split(os.environ["CC"])[0])
+    script.write_text(script.read_text().replace(": >", "echo library >"))
+    path = build.library_path()
+    whole = path.read_bytes()
+    assert whole.startswith(b"library\n")
+    path.write_bytes({"cut": whole[:-5], "flipped": b"L" + whole[1:], "empty": b""}[damage])
+    with caplog.at_level("WARNING"):
+        assert build.library_path() == path
+    assert path.read_bytes() == whole and num_compilations(compiler) == 2
+    assert f"{path} is damaged" in caplog.text
+
+
 def test_a_failing_compiler_is_quoted(cache, tmp_path, monkeypatch):
     script = tmp_path / "cc"
     script.write_text("#!/bin/sh\necho 'x.c:1:2: error: no such luck' >&2; exit 1\n")

@@ -79,8 +79,11 @@ INLINE void write_part(const struct linear *p, const int rows, accumulators sum,
 
 static inline int is_small_float(const struct linear *p) { return p->bits == E4M3_BITS || p->bits == E2M1_BITS; }
 
-/* Exactly `rows` of a tile, one of the cases of linear.c, decoded in registers; out [last - first][PANEL]: the tile's weights.
-   In small_floats.c. */
+/* Up to FUSED_ROWS rows of a tile, decoded in registers; out [last - first][PANEL]: the tile's weights. In linear_low_bit.c. */
+void low_bit_rows(const struct linear *p, int rows, struct place at);
+void expand_block(const struct linear *p, struct place at, float *out);
+
+/* The same of small floats, for one of linear_low_bit.c's cases of `rows`. In small_floats.c. */
 void small_float_case(const struct linear *p, int rows, struct place at);
 void expand_small_floats(const struct linear *p, struct place at, float *out);
 #endif

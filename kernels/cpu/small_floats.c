@@ -68,7 +68,7 @@ INLINE void run_part(const struct linear *p, const int rows, const int bits, str
             load_column(bits, codes, k, scale, column);
             UNROLL_ROWS {
                 vf value = splat(x[r * p->x_stride + k]);
-                UNROLL_VECS sum[r][v] += column[v] * value;
+                UNROLL_VECS add_product(&sum[r][v], column[v], value);
             }
         }
     }

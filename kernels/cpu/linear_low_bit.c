@@ -1,0 +1,188 @@
+/* Products with weights of few bits or of 16-bit floats, in panels of codes: decoded in registers for few rows, and once for many.
+   Sums are made as in linear.c, so they are those of the dequantized matrix, bit for bit. */
+#include "groups.h"
+#include "linear_tile.h"
+
+/* How codes become weights: the zeros may be stored, half the codes' range where a table of codes minus zero makes the difference
+   free, or replaced by an offset; or a code is a float of 16 bits. */
+enum coding { ZERO, CENTRED, OFFSET, BFLOAT, HALF, NUM_CODINGS };
+
+static enum coding coding_of(const struct linear *p) {
+    if (p->bits >= BFLOAT16_BITS) return p->bits == BFLOAT16_BITS ? BFLOAT : HALF;
+    return p->offsets ? OFFSET : p->bits == 4 && !p->zeros ? CENTRED : ZERO;
+}
+
+/* The scale and zero, or offset, of one group of one panel. */
+struct group {
+    vf scale[PANEL_VECS];
+    vf zero[PANEL_VECS];
+};
+
+INLINE struct group load_group(const struct linear *p, const int bits, const int coding, ptrdiff_t panel, ptrdiff_t index) {
+    struct group group;
+    ptrdiff_t place = (panel * p->groups + index) * PANEL;
+    if (coding == BFLOAT || coding == HALF) {
+        UNROLL_VECS group.scale[v] = group.zero[v] = splat(0.0f);
+        return group;
+    }
+    UNROLL_VECS {
+        group.scale[v] = load_floats(p->scales, p->scale_type, place + v * LANES);
+        if (coding == OFFSET)
+            group.zero[v] = load_floats(p->offsets, p->scale_type, place + v * LANES);
+        else if (p->zeros)
+            group.zero[v] = to_float(load_zeros(p->zeros + place + v * LANES));
+        else
+            group.zero[v] = splat((float)(1 << (bits - 1)));
+    }
+    return group;
+}
+
+/* The weight that code number j of each lane's word stands for: (code - zero) * scale, the difference being exact, or
+   code * scale + zero with an offset as `zero`; that product is exact for scales of up to 16 bits. */
+INLINE vf decode(vi word, const int bits, const int coding, int j, vf scale, vf zero) {
+    vi code = word >> (bits * j);
+    if (coding == BFLOAT) return (vf)(j ? word & splat_int(-65536) : word << 16);
+    if (coding == HALF) {
+        vf magnitude = (vf)((code & splat_int(0x7fff)) << 13) * splat(0x1p112f);
+        vi special = ((code & splat_int(0x7c00)) == splat_int(0x7c00)) & splat_int(0x7f800000); /* infinity and NaN */
+        return (vf)((vi)magnitude | special | (code & splat_int(0x8000)) << 16);
+    }
+#if defined(__AVX512F__)
+    if (bits == 4) {
+        const float shift = coding == CENTRED ? -8.0f : 0.0f;
+        const vf value = (vf)_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) + splat(shift);
+        vf difference = (vf)_mm512_permutexvar_ps((__m512i)code, (__m512)value);
+        if (coding == OFFSET) return difference * scale + zero;
+        return (coding == CENTRED ? difference : difference - zero) * scale;
+    }
+#endif
+    vf value = to_float(code & splat_int((1 << bits) - 1));
+    return coding == OFFSET ? value * scale + zero : (value - zero) * scale;
+}
+
+/* sum [rows][PANEL] += x times the weights of features first..last of a low-bit panel, decoding in registers. */
+INLINE void low_bit_tile(const struct linear *p, const int bits, const int coding, const int rows, const float *x, ptrdiff_t panel,
+                         ptrdiff_t first, ptrdiff_t last, accumulators sum) {
+    const int per_word = 32 / bits;
+    const int32_t *codes = p->codes + panel * p->words * PANEL;
+    for (ptrdiff_t k = first; k < last;) {
+        ptrdiff_t index = k / p->group_size, end = (index + 1) * p->group_size;
+        if (end > last) end = last;
+        struct group group = load_group(p, bits, coding, panel, index);
+        for (; k < end; k += per_word) {
+            const int32_t *place = codes + k / per_word * PANEL;
+            vi word[PANEL_VECS];
+            UNROLL_VECS {
+                __builtin_prefetch(place + PREFETCH_K * PANEL / 4 + v * LANES);
+                word[v] = load_int(place + v * LANES);
+            }
+            int count = end - k < per_word ? (int)(end - k) : per_word;
+            if (count == per_word) {
+#pragma GCC unroll 8
+                for (int j = 0; j < per_word; j++) {
+                    vf column[PANEL_VECS];
+                    UNROLL_VECS column[v] = decode(word[v], bits, coding, j, group.scale[v], group.zero[v]);
+                    UNROLL_ROWS {
+                        vf value = splat(x[r * p->x_stride + k + j]);
+                        UNROLL_VECS add_product(&sum[r][v], column[v], value);
+                    }
+                }
+            } else {
+                for (int j = 0; j < count; j++) {
+                    vf column[PANEL_VECS];
+                    UNROLL_VECS column[v] = decode(word[v], bits, coding, j, group.scale[v], group.zero[v]);
+                    UNROLL_ROWS {
+                        vf value = splat(x[r * p->x_stride + k + j]);
+                        UNROLL_VECS add_product(&sum[r][v], column[v], value);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* out [last-first][PANEL]: the weights of features first..last of a low-bit panel. */
+INLINE void expand(const struct linear *p, const int bits, const int coding, ptrdiff_t panel, ptrdiff_t first, ptrdiff_t last,
+                   float *out) {
+    const int per_word = 32 / bits;
+    const int32_t *codes = p->codes + panel * p->words * PANEL;
+    for (ptrdiff_t k = first; k < last;) {
+        ptrdiff_t index = k / p->group_size, end = (index + 1) * p->group_size;
+        if (end > last) end = last;
+        struct group group = load_group(p, bits, coding, panel, index);
+        for (; k < end; k += per_word) {
+            const int32_t *place = codes + k / per_word * PANEL;
+            int count = end - k < per_word ? (int)(end - k) : per_word;
+            for (int j = 0; j < count; j++, out += PANEL)
+                UNROLL_VECS store(out + v * LANES,
+                                  decode(load_int(place + v * LANES), bits, coding, j, group.scale[v], group.zero[v]));
+        }
+    }
+}
+
+INLINE void run_tile(const struct linear *p, const int rows, const int bits, const int coding, struct place at) {
+    ALIGNED float so_far[TILE_ROWS * PANEL];
+    for (at.begin = at.first, at.end = at.last; at.first < at.end; at.first = at.last) {
+        at.last = at.first + SUM_K < at.end ? at.first + SUM_K : at.end;
+        accumulators sum;
+        UNROLL_ROWS UNROLL_VECS sum[r][v] = (vf){0};
+        low_bit_tile(p, bits, coding, rows, p->x + at.row * p->x_stride, at.panel, at.first, at.last, sum);
+        write_part(p, rows, sum, at, so_far);
+    }
+}
+
+static int code_bits(const struct linear *p) { return p->bits < 16 ? p->bits : 16; }
+
+#define VARIANT(bits, coding) (NUM_CODINGS * (bits) + (coding))
+#define CASE(n, bits, coding) \
+    case 128 * n + VARIANT(bits, coding): run_tile(p, n, bits, coding, at); break;
+#define CASES(n) \
+    CASE(n, 2, ZERO) CASE(n, 4, ZERO) CASE(n, 4, CENTRED) CASE(n, 4, OFFSET) CASE(n, 8, ZERO) CASE(n, 8, OFFSET) \
+    CASE(n, 16, BFLOAT) CASE(n, 16, HALF)
+
+/* Exactly `rows`, one of the cases. */
+static void low_bit_case(const struct linear *p, int rows, struct place at) {
+    if (is_small_float(p)) {
+        small_float_case(p, rows, at);
+        return;
+    }
+    switch (128 * rows + VARIANT(code_bits(p), coding_of(p))) {
+        CASES(1) CASES(2) CASES(3)
+#if FUSED_ROWS >= 4
+        CASES(4)
+#endif
+#if FUSED_ROWS >= 8
+        CASES(6) CASES(8)
+#endif
+    }
+}
+
+/* Five rows are three and two, seven four and three: each case costs a tenth of a second of the compiler's time per coding. */
+void low_bit_rows(const struct linear *p, int rows, struct place at) {
+    if (rows == 5 || rows == 7) {
+        const int half = rows / 2;
+        low_bit_case(p, rows - half, at);
+        at.row += rows - half;
+        rows = half;
+    }
+    low_bit_case(p, rows, at);
+}
+#undef CASES
+#undef CASE
+
+void expand_block(const struct linear *p, struct place at, float *out) {
+    if (is_small_float(p)) {
+        expand_small_floats(p, at, out);
+        return;
+    }
+    switch (VARIANT(code_bits(p), coding_of(p))) {
+        case VARIANT(16, BFLOAT): expand(p, 16, BFLOAT, at.panel, at.first, at.last, out); break;
+        case VARIANT(16, HALF): expand(p, 16, HALF, at.panel, at.first, at.last, out); break;
+        case VARIANT(4, CENTRED): expand(p, 4, CENTRED, at.panel, at.first, at.last, out); break;
+        case VARIANT(2, ZERO): expand(p, 2, ZERO, at.panel, at.first, at.last, out); break;
+        case VARIANT(4, ZERO): expand(p, 4, ZERO, at.panel, at.first, at.last, out); break;
+        case VARIANT(4, OFFSET): expand(p, 4, OFFSET, at.panel, at.first, at.last, out); break;
+        case VARIANT(8, ZERO): expand(p, 8, ZERO, at.panel, at.first, at.last, out); break;
+        case VARIANT(8, OFFSET): expand(p, 8, OFFSET, at.panel, at.first, at.last, out); break;
+    }
+}

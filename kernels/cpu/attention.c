@@ -9,7 +9,6 @@
 #include <stdlib.h>
 
 #include "attention.h"
-#include "kernels.h"
 #include "parallel.h"
 
 /* Pairs of a query row and a position that are worth claiming by themselves, some microseconds. */
@@ -170,11 +169,11 @@ static struct cache cache_of(const void *data, const float *scale, const ptrdiff
 
 /* sizes: num_heads, num_kv_heads, head_size, block_size, num_requests, table_stride, window, query token and head strides;
    cache: as cache_sizes.py lists it. The scales are NULL for floats. out is contiguous [T,H,D]. */
-void twofold_paged_attention(const float *query, const void *key, const void *value, const float *key_scale,
-                             const float *value_scale, float *out, const int32_t *query_start, const int32_t *seq_lens,
-                             const int32_t *block_table, const ptrdiff_t *sizes, const ptrdiff_t *cache, float scale,
-                             float soft_cap) {
-    struct attention p = {.query = query, .out = out, .query_start = query_start, .seq_lens = seq_lens, .block_table = block_table};
+void attend_rotated(const float *query, struct rotary rotary, const void *key, const void *value, const float *key_scale,
+                    const float *value_scale, float *out, const int32_t *query_start, const int32_t *seq_lens,
+                    const int32_t *block_table, const ptrdiff_t *sizes, const ptrdiff_t *cache, float scale, float soft_cap) {
+    struct attention p = {.query = query, .rotary = rotary, .out = out, .query_start = query_start, .seq_lens = seq_lens,
+                          .block_table = block_table};
     p.num_heads = sizes[0], p.num_kv_heads = sizes[1], p.head_size = sizes[2], p.block_size = sizes[3];
     p.group = p.num_heads / p.num_kv_heads;
     p.num_requests = sizes[4], p.table_stride = sizes[5], p.window = sizes[6];
@@ -186,4 +185,12 @@ void twofold_paged_attention(const float *query, const void *key, const void *va
     p.arithmetic = p.key.kind == BFLOAT16 ? bfloat_arithmetic() : NULL;
     if (!p.arithmetic) p.arithmetic = &float_arithmetic;
     run(&p);
+}
+
+void twofold_paged_attention(const float *query, const void *key, const void *value, const float *key_scale,
+                             const float *value_scale, float *out, const int32_t *query_start, const int32_t *seq_lens,
+                             const int32_t *block_table, const ptrdiff_t *sizes, const ptrdiff_t *cache, float scale,
+                             float soft_cap) {
+    attend_rotated(query, (struct rotary){0}, key, value, key_scale, value_scale, out, query_start, seq_lens, block_table, sizes,
+                   cache, scale, soft_cap);
 }

@@ -5,6 +5,8 @@
 #include <math.h>
 
 #include "codes.h"
+#include "kernels.h"
+#include "rotate.h"
 
 /* Positions that are attended to at once; sums over the positions of a section are merged in order. */
 #define KEY_TILE 128
@@ -22,6 +24,7 @@ struct cache {
 struct attention {
     const float *query;
     ptrdiff_t query_token, query_head;
+    struct rotary rotary; /* its table is NULL where queries come rotated */
     float *out;
     ptrdiff_t num_heads, num_kv_heads, group, head_size, block_size; /* group: heads that share a KV head */
     struct cache key, value;
@@ -79,6 +82,15 @@ static inline ptrdiff_t width_of(const struct attention *p) { return round_up(p-
 static inline const float *query_row(const struct attention *p, const struct item *item, ptrdiff_t row) {
     ptrdiff_t token = p->query_start[item->request] + row / p->group;
     return p->query + token * p->query_token + (item->kv_head * p->group + row % p->group) * p->query_head;
+}
+
+/* Copy a query row, rotated. */
+static inline void copy_query(const struct attention *p, const struct item *item, ptrdiff_t row, float *query) {
+    memcpy(query, query_row(p, item, row), (size_t)p->head_size * sizeof(float));
+    if (!p->rotary.table) return;
+    ptrdiff_t token = p->query_start[item->request] + row / p->group;
+    const float *cosine = p->rotary.table + p->rotary.positions[token] * 2 * p->rotary.half;
+    rotate_halves(query, cosine, cosine + p->rotary.half, p->rotary.half);
 }
 
 static inline float *out_row(const struct attention *p, const struct item *item, ptrdiff_t row) {

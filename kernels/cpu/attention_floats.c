@@ -43,8 +43,7 @@ static void begin(const struct attention *p, const struct item *item, void *work
     w->part.largest = w->part.sum + p->state_rows * w->width;
     w->part.total = w->part.largest + p->state_rows;
     float *query = w->query;
-    for (ptrdiff_t row = item->first_row; row < item->last_row; row++, query += p->head_size)
-        memcpy(query, query_row(p, item, row), (size_t)p->head_size * sizeof(float));
+    for (ptrdiff_t row = item->first_row; row < item->last_row; row++, query += p->head_size) copy_query(p, item, row, query);
     for (int i = 0; i < KEY_TILE; i++) w->score_factor[i] = p->scale, w->weight_factor[i] = 1.0f;
 }
 

@@ -4,6 +4,7 @@
 #include "bf16_rows.h"
 #include "kernels.h"
 #include "parallel.h"
+#include "rotate.h"
 #include "simd.h"
 
 /* Elements that are worth claiming by themselves, some microseconds. */
@@ -74,13 +75,8 @@ struct rope {
 };
 
 static void rotate(const struct rope *p, float *x, const float *cosine, const float *sine) {
-    ptrdiff_t near = p->interleaved ? 2 : 1, far = p->interleaved ? 1 : p->half;
-    if (near == 1) {
-        for (ptrdiff_t i = 0; i < p->half; i++) {
-            float a = x[i], b = x[i + far];
-            x[i] = a * cosine[i] - b * sine[i];
-            x[i + far] = b * cosine[i] + a * sine[i];
-        }
+    if (!p->interleaved) {
+        rotate_halves(x, cosine, sine, p->half);
         return;
     }
     for (ptrdiff_t i = 0; i < p->half; i++) {

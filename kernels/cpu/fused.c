@@ -3,8 +3,8 @@
 
 enum { HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE, WINDOW, ROTARY_HALF, CACHE };
 
-/* qkv [tokens][heads + 2 kv_heads][head_size], contiguous: rotate queries and keys in place, write keys and values into the
-   caches, attend. sizes: in the order of the names above, from CACHE on as cache_sizes.py lists it. */
+/* qkv [tokens][heads + 2 kv_heads][head_size], contiguous: rotate keys in place, write keys and values into the caches, attend
+   with rotated queries. sizes: in the order of the names above, from CACHE on as cache_sizes.py lists it. */
 void twofold_rope_write_attend(float *qkv, ptrdiff_t tokens, const float *cos_sin, const int64_t *positions, void *key_cache,
                                void *value_cache, float *key_scale, float *value_scale, const int64_t *slots, float *out,
                                const int32_t *query_start, const int32_t *seq_lens, const int32_t *block_table,
@@ -15,8 +15,9 @@ void twofold_rope_write_attend(float *qkv, ptrdiff_t tokens, const float *cos_si
     const ptrdiff_t *cache = sizes + CACHE;
     const ptrdiff_t write[] = {tokens, kv_heads, size, sizes[BLOCK_SIZE], token, size, token, size};
     const ptrdiff_t attend[] = {heads, kv_heads, size, sizes[BLOCK_SIZE], num_requests, table_stride, sizes[WINDOW], token, size};
-    twofold_rope(qkv, key, tokens, token, size, heads, token, size, kv_heads, cos_sin, sizes[ROTARY_HALF], positions, 0);
+    const struct rotary rotary = {cos_sin, positions, sizes[ROTARY_HALF]};
+    twofold_rope(NULL, key, tokens, 0, 0, 0, token, size, kv_heads, cos_sin, sizes[ROTARY_HALF], positions, 0);
     twofold_write_kv(key, value, key_cache, value_cache, key_scale, value_scale, slots, write, cache);
-    twofold_paged_attention(qkv, key_cache, value_cache, key_scale, value_scale, out, query_start, seq_lens, block_table, attend,
-                            cache, scale, soft_cap);
+    attend_rotated(qkv, rotary, key_cache, value_cache, key_scale, value_scale, out, query_start, seq_lens, block_table, attend,
+                   cache, scale, soft_cap);
 }

@@ -15,6 +15,13 @@ enum {
     VALUE_SCALE_STRIDES = KEY_SCALE_STRIDES + 3,
 };
 
+/* What queries still need before they attend: table [positions][2][half], cosines and sines, and a position per token. */
+struct rotary {
+    const float *table;
+    const int64_t *positions;
+    ptrdiff_t half;
+};
+
 void twofold_rope(float *q, float *k, ptrdiff_t tokens, ptrdiff_t q_token, ptrdiff_t q_head, ptrdiff_t q_heads, ptrdiff_t k_token,
                   ptrdiff_t k_head, ptrdiff_t k_heads, const float *table, ptrdiff_t half, const int64_t *positions,
                   int interleaved);
@@ -26,4 +33,9 @@ void twofold_paged_attention(const float *query, const void *key, const void *va
                              const float *value_scale, float *out, const int32_t *query_start, const int32_t *seq_lens,
                              const int32_t *block_table, const ptrdiff_t *sizes, const ptrdiff_t *cache, float scale,
                              float soft_cap);
+
+/* The same of queries that are not rotated yet. */
+void attend_rotated(const float *query, struct rotary rotary, const void *key, const void *value, const float *key_scale,
+                    const float *value_scale, float *out, const int32_t *query_start, const int32_t *seq_lens,
+                    const int32_t *block_table, const ptrdiff_t *sizes, const ptrdiff_t *cache, float scale, float soft_cap);
 #endif

@@ -93,6 +93,7 @@ def make_model_report(args: argparse.Namespace) -> dict[str, Any]:
     from ..engine.tokenizer import vocabulary_size
     from ..kernels.kernel_set import KernelSet
     from ..kernels.problems import PlainProblem, dtype_name
+    from ..kernels.report import unused_activations
 
     config, files = engine_config(args), resolve_model(args.model)
     report: dict[str, Any] = {"model": files.name, "kernels": [], "problems": []}
@@ -115,6 +116,7 @@ def make_model_report(args: argparse.Namespace) -> dict[str, Any]:
         kernels.select("copy_blocks", PlainProblem(dtype))
         select_sampling(kernels, min(survey.model.config.vocab_size, vocabulary_size(files)))
         report |= {"format": survey.format_name, "kernels": kernels.report()}
+        report["note"] = unused_activations(report["kernels"], config.cpu_activations)
         report |= {"weight_bytes": survey.model.weight_bytes, "memory_bytes": survey.model.memory_bytes}
     except ConfigError:
         raise  # What was asked for is wrong, and so it is for every command.
@@ -132,7 +134,10 @@ def render_model(report: dict[str, Any]) -> str:
         sizes = [f"{report[name] / 2**20:.1f} MiB" for name in ("weight_bytes", "memory_bytes")]
         lines.append(f"{report['model']} ({report['format']}) on {report['arch']} in {report['dtype']}")
         lines += [f"weights: {sizes[0]}, {sizes[1]} in memory", ""]
-    lines += [*report_lines(report["kernels"]), *(f"problem: {text}" for text in report["problems"])]
+    lines += report_lines(report["kernels"])
+    if report.get("note"):
+        lines.append(f"note: {report['note']}")
+    lines += [f"problem: {text}" for text in report["problems"]]
     return "\n".join(lines)
 
 

@@ -19,7 +19,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "quantize": {"metavar": "METHOD[:...]", "help": "quantize first, once, such as rtn:4:32, fp8 or auto:4.25"},
     "quantization": {
         "choices": QUANTIZATIONS,
-        "help": "round the weights of a 16- or 32-bit checkpoint while they load",
+        "help": "round the weights of a 16- or 32-bit checkpoint, or of a GGUF file, while they load",
     },
     "max_model_len": {
         "type": positive_int,
@@ -42,7 +42,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "SIZE",
         "help": "size of the KV cache, such as 4G (default: what --memory-fraction gives)",
     },
-    "memory_fraction": {"type": number(0.0, 1.0), "metavar": "F", "help": "part of the free memory for the KV cache"},
+    "memory_fraction": {
+        "type": number(0.0, 1.0, above=True),
+        "metavar": "F",
+        "help": "part of the free memory for the KV cache",
+    },
     "max_num_seqs": {"type": positive_int, "metavar": "N", "help": "requests computed at once"},
     "max_num_batched_tokens": {"type": positive_int, "metavar": "N", "help": "tokens computed in one step"},
     "max_step_stretch": {

@@ -103,16 +103,18 @@ def _whole(text: str, low: int | None) -> int:
     return value
 
 
-def number(low: float, high: float) -> Any:
-    """A converter for numbers from ``low`` to ``high``."""
+def number(low: float, high: float, *, above: bool = False) -> Any:
+    """A converter for numbers from ``low`` to ``high``; with ``above``, not ``low`` itself."""
 
     def convert(text: str) -> float:
         try:
             value = float(text.encode("ascii"))  # digits of other scripts are refused
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not low <= value <= high:
+        if not low <= value <= high or (above and value == low):
             limit = f"at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
+            if above:
+                limit = f"above {low:g} and at most {high:g}"
             raise argparse.ArgumentTypeError(f"{text} is out of range; it must be {limit}")
         return value
 

@@ -107,7 +107,7 @@ class EngineConfig:
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size is {self.block_size}; it must be a power of two, such as 16")
         if not 0.0 < self.memory_fraction <= 1.0:
-            raise ConfigError(f"memory_fraction is {self.memory_fraction}; it must lie in (0, 1]")
+            raise ConfigError(f"memory_fraction is {self.memory_fraction}; it must be above 0 and at most 1")
         if not self.max_step_stretch >= 1.0:
             raise ConfigError(f"max_step_stretch is {self.max_step_stretch}; it must be at least 1, or inf")
         for name in ("max_model_len", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens", "num_threads"):

@@ -8,6 +8,9 @@ from typing import Any
 
 from .registry import Selection
 
+# Kernels that round the inputs of weights as ``cpu_activations`` says.
+_ROUNDING_KERNELS = {"int8": {"c_int8_activations", "c_int16_activations"}, "bf16": {"c_bf16"}}
+
 
 @dataclass(frozen=True, slots=True)
 class LayerUse:
@@ -39,6 +42,18 @@ def report_lines(rows: Iterable[dict[str, str]]) -> list[str]:
     """The report in words, one line per row; layers first."""
     ordered = sorted(rows, key=lambda row: "layer" not in row)
     return [_line(row) for row in ordered]
+
+
+def unused_activations(rows: Iterable[dict[str, str]], cpu_activations: str) -> str | None:
+    """A sentence where ``cpu_activations`` asks for rounded inputs and no layer's kernel rounds any; else None."""
+    kernels = _ROUNDING_KERNELS.get(cpu_activations)
+    if kernels is None or any("layer" in row and row["kernel"] in kernels for row in rows):
+        return None
+    needs = {
+        "int8": "compiled kernels and weights of integers (such as --quantization int4 makes)",
+        "bf16": "weights whose scheme leaves their inputs open",
+    }
+    return f"cpu_activations {cpu_activations!r} changes nothing here: it needs {needs[cpu_activations]}"
 
 
 def _line(row: dict[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...kernels.kernel_set import KernelSet
-from ...kernels.report import report_lines
+from ...kernels.report import report_lines, unused_activations
 from ...log import get_logger
 from ...platforms import Platform, select_platform
 from ...platforms.cpu import usable_cores
@@ -50,8 +50,11 @@ def load_parts(config: EngineConfig) -> CoreParts:
     model = load_model(files, config, platform, kernels)
     platform.set_threads(config.num_threads, torch_too=kernels.needs_torch_threads())
     trim_heap()
-    for line in report_lines(kernels.report()):
+    rows = kernels.report()
+    for line in report_lines(rows):
         logger.info("%s", line)
+    if note := unused_activations(rows, config.cpu_activations):
+        logger.warning("%s", note)
     logger.info("loaded %s: %.2f GiB of weights on %s", config.model, model.weight_bytes / (1 << 30), platform.device)
     return CoreParts(
         model=model,

@@ -36,6 +36,15 @@ def test_rows_are_the_engines(tiny_model: TinyModel, capsys: pytest.CaptureFixtu
     assert layers["mlp.down_proj"]["scheme"] == ("w4g32 asym" if options else "dense")
 
 
+def test_an_option_that_changes_nothing_is_named(tiny_model: TinyModel, capsys: pytest.CaptureFixture) -> None:
+    arguments = ["doctor", str(tiny_model("llama")), "--device", "cpu", "--cpu-activations", "int8"]
+    assert cli.main(arguments) == 0
+    assert "note: cpu_activations 'int8' changes nothing here: it needs" in capsys.readouterr().out
+    assert cli.main([*arguments, "--quantization", "int4"]) == 0
+    text = capsys.readouterr().out
+    assert "c_int8_activations" in text and "changes nothing" not in text
+
+
 def test_another_device(tiny_model: TinyModel, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["doctor", str(tiny_model("llama")), "--arch", "gfx942", "--quantization", "fp8"]) == 0
     text = capsys.readouterr().out

@@ -116,8 +116,9 @@ def test_byte_size_refuses(text: str) -> None:
 def test_numbers() -> None:
     assert positive_int("1_000") == 1000
     assert natural_int("0") == 0
-    assert number(0, 1)("0.25") == 0.25
-    for convert, text in ((positive_int, "0"), (natural_int, "-1"), (number(0, 1), "1.5"), (number(0, 1), "nan")):
+    assert number(0, 1)("0.25") == 0.25 and number(0, 1)("0") == 0 and number(0, 1, above=True)("1") == 1
+    wrong = [(positive_int, "0"), (natural_int, "-1"), (number(0, 1), "1.5"), (number(0, 1), "nan")]
+    for convert, text in (*wrong, (number(0, 1, above=True), "0")):
         with pytest.raises(argparse.ArgumentTypeError, match="must be"):
             convert(text)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..platforms.spec import DeviceSpec
-from .cpu import linear_bf16
+from .cpu import linear_bf16, step_memory
 from .cpu.candidates import register_cpu_ops
 from .cpu.library import unavailable
 from .cpu.weight_memory import reserve
@@ -95,6 +95,15 @@ class KernelSet:
         if self.spec.device_type != "cpu" or unavailable() is not None:
             return nullcontext()
         return reserve(num_bytes)
+
+    def step_memory(self) -> AbstractContextManager[None]:
+        """Open while a step is computed operation by operation: large results lie in memory that steps use in turn."""
+        return nullcontext() if self.spec.device_type != "cpu" or unavailable() is not None else step_memory.step()
+
+    def give_back_pages(self) -> None:
+        """What steps leave behind in that memory goes back to the system; the next large step clears it anew."""
+        if self.spec.device_type == "cpu":
+            step_memory.give_back_pages()
 
     def record(self, layer: str, problem: Any, num_bytes: int) -> None:
         """Note for the report that a layer of a class uses the choice for a problem, and what its weight takes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -49,6 +50,8 @@ class Kernels(Protocol):
 
     def select(self, op: str, problem: Any) -> Any: ...
     def report(self) -> list[dict[str, str]]: ...
+    def step_memory(self) -> AbstractContextManager[None]: ...
+    def give_back_pages(self) -> None: ...
 
 
 class EngineCore:
@@ -207,8 +210,8 @@ class EngineCore:
             self._scheduler.commit(plan)
             self._counters.num_steps += 1
             self._collect(result, outputs)
-            if self._heap is not None:
-                self._heap.stepped(sum(plan.num_tokens.values()))
+            if self._heap is not None and self._heap.stepped(sum(plan.num_tokens.values())):
+                self._kernels.give_back_pages()
         elif self._compiling and not outputs:
             wait(self._compiling.values(), timeout=_COMPILE_POLL, return_when=FIRST_COMPLETED)
         return outputs

@@ -66,6 +66,7 @@ class ModelRunner:
         self._sampler = Sampler(batch, vocab_size, kernels)
         self._masks = MaskMaker(vocab_size)
         self._graphs: DecodeGraphs | None = None
+        self._step_memory = kernels.step_memory
         self.argmax = self._sampler.argmax
 
     def use_graphs(self, graphs: DecodeGraphs | None) -> None:
@@ -77,7 +78,10 @@ class ModelRunner:
         if plan.block_copies:
             self._copy_blocks([part for cache in self._caches for part in cache.tensors], plan.block_copies)
         result = self._replay(plan) if self._graphs is not None and plan.is_decode else None
-        return self._compute(plan) if result is None else result
+        if result is not None:
+            return result
+        with self._step_memory():
+            return self._compute(plan)
 
     def _replay(self, plan: StepPlan) -> StepResult | None:
         """A recorded step; None where there is none for this plan.

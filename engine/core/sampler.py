@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ class Kernels(Protocol):
     """The part of KernelSet that the sampler uses."""
 
     def select(self, op: str, problem: Any) -> Any: ...
+    def step_memory(self) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

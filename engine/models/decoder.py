@@ -42,7 +42,7 @@ class DecoderLayer:
             self._after_attention = norm(config, f"{prefix}.post_attention_layernorm", loader)
             self._after_mlp = norm(config, f"{prefix}.post_feedforward_layernorm", loader)
 
-    def __call__(
+    def attend(
         self,
         x: Tensor,
         residual: Tensor | None,
@@ -51,9 +51,9 @@ class DecoderLayer:
         batch: AttentionBatch,
         outputs: OutputRows | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(x, residual), both [T,K], whose sum is the layer's output; ``residual`` is None in the first layer.
+        """The layer's first half: (x, residual), both [T,K], whose sum goes on; ``residual`` None: in the first layer.
 
-        With ``outputs``, in the last layer, both have those rows alone, [R,K].
+        With ``outputs``, in the last layer, both have those rows alone, [R,K]. What was given may be overwritten.
         """
         if residual is None:
             normed, residual = self._attention_norm(x), x
@@ -67,9 +67,11 @@ class DecoderLayer:
             if not len(residual):
                 return residual, residual
             mixed = self._attention.attend(queries[outputs.index], kv_cache, outputs.batch)
-        if self._after_attention is not None:
-            mixed = self._after_attention(mixed)
-        normed, residual = self._mlp_norm.add(mixed, residual)
+        return mixed if self._after_attention is None else self._after_attention(mixed), residual
+
+    def feed_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The second half, likewise. A call of its own, so that nobody holds what the first one read any more."""
+        normed, residual = self._mlp_norm.add(x, residual)
         out = self._mlp(normed)
         return out if self._after_mlp is None else self._after_mlp(out), residual
 
@@ -126,7 +128,9 @@ class Decoder:
         last = len(self._layers) - 1
         for index, (layer, kv_cache) in enumerate(zip(self._layers, kv_caches, strict=True)):
             rotation = rotations[self._rope_of[index]]
-            x, residual = layer(x, residual, rotation, kv_cache, batch, outputs if index == last else None)
+            x, residual = layer.attend(x, residual, rotation, kv_cache, batch, outputs if index == last else None)
+            if len(x):
+                x, residual = layer.feed_forward(x, residual)
         assert residual is not None, "a decoder has at least one layer"
         return self._norm.add(x, residual)[0] if len(x) else x
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..attention_batch import AttentionBatch
 from ..kv_layout import KVCache
+from . import step_memory
 from .cache_sizes import NUM_SIZES, cache_pointers, cache_sizes
 from .library import functions
 
@@ -32,7 +33,7 @@ def paged_attention(
     table = batch.block_table
     assert num_heads % cache.key.shape[2] == 0, "query heads must be a multiple of the KV heads"
     assert table.stride(1) == 1 and table.dtype is torch.int32, "block_table must be int32 with contiguous rows"
-    out = torch.empty((num_tokens, num_heads, head_size))
+    out = step_memory.empty((num_tokens, num_heads, head_size))
     sizes = _Sizes(
         num_heads,
         cache.key.shape[2],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import step_memory
 from .bf16_rows import FEW_ROWS, empty_rows
 from .library import functions
 
@@ -12,7 +13,7 @@ from .library import functions
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """``reference.rms_norm``; x [..., K] with up to two leading dimensions of any stride."""
     x, weight, shape = _normed(x, weight)
-    out = torch.empty(x.shape)
+    out = step_memory.empty(x.shape)
     functions.twofold_rms_norm(x.data_ptr(), *shape, None, weight.data_ptr(), eps, offset, out.data_ptr(), None)
     return out
 
@@ -49,7 +50,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
     x, residual = x.contiguous(), residual.contiguous()
     if weight.dtype is not torch.float32:
         weight = weight.float()
-    out = torch.empty_like(x)
+    out = step_memory.empty(x.shape)
     size = x.shape[-1]
     total = residual.data_ptr()
     functions.twofold_rms_norm(
@@ -139,4 +140,4 @@ def _gated(x: Tensor) -> tuple[Tensor, int, int, Tensor]:
     if x.dim() != 2 or x.stride(1) != 1:
         x = x.contiguous()
     size = x.shape[-1] // 2
-    return x, x.numel() // (2 * size), size, torch.empty((*x.shape[:-1], size))
+    return x, x.numel() // (2 * size), size, step_memory.empty((*x.shape[:-1], size))

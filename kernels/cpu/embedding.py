@@ -12,6 +12,7 @@ from torch import Tensor
 from ...quant.canonical import PackedWeight
 from ...quant.scheme import Dense, Offset, WeightOnly
 from ..problems import LinearProblem
+from . import step_memory
 from .library import functions
 from .linear_bf16 import Bf16Panels
 from .linear_int8 import Int8Panels
@@ -43,7 +44,7 @@ def embed_packed(ids: Tensor, weight: PackedWeight) -> Tensor:
         FLOAT_TYPES[weight.scales.dtype],
         coding,
     )
-    out = torch.empty((ids.numel(), columns))
+    out = step_memory.empty((ids.numel(), columns))
     functions.twofold_embed(
         ids.data_ptr(),
         ids.numel(),
@@ -76,7 +77,7 @@ def embed_panels(ids: Tensor, weight: DensePanels | LowBitPanels | Int8Panels | 
     """Rows ``ids`` int64 [T] of a matrix that a linear kernel keeps -> float32 [T,K], as ``dequantize`` gives them."""
     panels = weight.panels if isinstance(weight, Int8Panels | Bf16Panels) else weight
     columns = panels.in_features
-    out = torch.empty((ids.numel(), columns))
+    out = step_memory.empty((ids.numel(), columns))
     parts: tuple[int, int | None, int | None]
     if isinstance(panels, DensePanels):
         sizes = _PanelSizes(columns, columns, 32, 0, columns, FLOAT_TYPES[torch.float32], _CENTRED, _WORDS32)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...quant.canonical import CanonicalWeight
-from . import linear_bf16, linear_int8
+from . import linear_bf16, linear_int8, step_memory
 from .library import functions
 from .linear import workspace
 from .linear_bf16 import Bf16Panels
@@ -147,8 +147,8 @@ def expert_linear(
     ids = expert_ids.to(torch.int32).contiguous()
     routing = None if routing_weights is None else routing_weights.float().contiguous()
     choices, width = tokens * top_k, experts.out_features
-    out = torch.empty((tokens, top_k, width) if routing is None else (tokens, width))
-    inputs, products = torch.empty(choices, experts.in_features), torch.empty(choices, width)
+    out = step_memory.empty((tokens, top_k, width) if routing is None else (tokens, width))
+    inputs, products = step_memory.empty((choices, experts.in_features)), step_memory.empty((choices, width))
     sizes = (ctypes.c_ssize_t * _NUM_SIZES)(
         tokens,
         top_k,

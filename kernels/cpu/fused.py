@@ -9,11 +9,11 @@ from __future__ import annotations
 import ctypes
 import functools
 
-import torch
 from torch import Tensor
 
 from ..attention_batch import AttentionBatch
 from ..kv_layout import KVCache
+from . import step_memory
 from .cache_sizes import NUM_SIZES, cache_pointers, cache_sizes
 from .library import functions
 
@@ -41,7 +41,7 @@ def rope_write_attend(
         cache_sizes(cache),
     )
     tokens, table = qkv.shape[0], batch.block_table
-    out = torch.empty(tokens, width)
+    out = step_memory.empty((tokens, width))
     functions.twofold_rope_write_attend(
         qkv.data_ptr(),
         tokens,

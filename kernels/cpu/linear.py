@@ -16,6 +16,7 @@ from ...quant.footprint import StoredLinear
 from ...quant.packing import num_words
 from ...quant.scheme import Dense, Int8, LowBit, Offset, WeightOnly
 from ..problems import LinearProblem
+from . import step_memory
 from .library import functions
 from .panels import DenseAssembly, DensePanels, LowBitAssembly, LowBitPanels, stored_bits, zero_type
 
@@ -33,7 +34,7 @@ def run_dense(x: Tensor, weight: DensePanels | LowBitPanels, bias: Tensor | None
     if isinstance(weight, LowBitPanels):
         return run_low_bit(x, weight, bias)
     x, rows = checked_rows(x, bias, weight.in_features)
-    y = torch.empty((rows, weight.out_features))
+    y = step_memory.empty((rows, weight.out_features))
     functions.twofold_linear_dense(
         x.data_ptr(),
         x.stride(0),
@@ -67,7 +68,7 @@ def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> 
     if weight.perm is not None:
         x = x.index_select(1, weight.perm)
     x, rows = checked_rows(x, bias, weight.in_features)
-    y = torch.empty((rows, weight.out_features))
+    y = step_memory.empty((rows, weight.out_features))
     functions.twofold_linear_low_bit(
         x.data_ptr(),
         x.stride(0),
@@ -123,7 +124,7 @@ def padded_rows(rows: int) -> int:
 
 def workspace(rows: int, row_bytes: int) -> Tensor:
     """What a product with rounded inputs of so many rows writes these to."""
-    return torch.empty(-(-rows // _ROWS) * _ROWS * row_bytes, dtype=torch.uint8)
+    return step_memory.empty((-(-rows // _ROWS) * _ROWS * row_bytes,), torch.uint8)
 
 
 def checked_rows(x: Tensor, bias: Tensor | None, in_features: int) -> tuple[Tensor, int]:

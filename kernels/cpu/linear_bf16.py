@@ -18,7 +18,7 @@ from ...quant.canonical import CanonicalWeight, DenseWeight, dequantize
 from ...quant.row_slices import row_chunks
 from ...quant.scheme import Dense, Fp8, Int8, LowBit, MicroScaled, Offset, WeightOnly
 from ..problems import LinearProblem
-from . import small_floats, weight_memory
+from . import small_floats, step_memory, weight_memory
 from .bf16_rows import FEW_ROWS, STEP_K, empty_rows, row_stride
 from .elementwise import silu_and_mul
 from .library import functions, unavailable, unavailable_for
@@ -115,7 +115,7 @@ def run(x: Tensor, weight: Bf16Panels, bias: Tensor | None = None) -> Tensor:
     if x.dtype is torch.bfloat16:
         return _run_rounded(x, weight, bias)
     x, rows = checked_rows(x, bias, weight.panels.in_features)
-    y = torch.empty((rows, weight.panels.out_features))
+    y = step_memory.empty((rows, weight.panels.out_features))
     buffer = workspace(rows, weight.row_bytes)
     functions.twofold_linear_bf16(
         x.data_ptr(),
@@ -135,7 +135,7 @@ def _run_rounded(x: Tensor, weight: Bf16Panels, bias: Tensor | None) -> Tensor:
     if rows <= FEW_ROWS:
         return run(x.float(), weight, bias)
     _check_rounded(x, weight)
-    y = torch.empty((rows, weight.panels.out_features))
+    y = step_memory.empty((rows, weight.panels.out_features))
     functions.twofold_linear_bf16_rounded(
         x.data_ptr(),
         x.stride(0),

@@ -18,6 +18,7 @@ from ...platforms.spec import DeviceSpec
 from ...quant.canonical import CanonicalWeight, DenseWeight
 from ...quant.scheme import Activation, Element, Int8, LowBit, Offset, WeightOnly
 from ..problems import LinearProblem
+from . import step_memory
 from .library import functions, unavailable_for
 from .linear import assemble, checked_rows, workspace
 from .panels import LowBitAssembly, LowBitPanels
@@ -106,7 +107,7 @@ def two_planes(problem: LinearProblem) -> Int8Assembly:
 def run(x: Tensor, weight: Int8Panels, bias: Tensor | None = None) -> Tensor:
     """x [T,K] float32 -> [T,N]."""
     x, rows = checked_rows(x, bias, weight.panels.in_features)
-    y = torch.empty((rows, weight.panels.out_features))
+    y = step_memory.empty((rows, weight.panels.out_features))
     buffer = workspace(rows, weight.row_bytes)
     functions.twofold_linear_int8(
         x.data_ptr(),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...quant.canonical import CanonicalWeight, DenseWeight
 from ...quant.scheme import Activation, Element, activation_of
+from . import step_memory
 from .library import functions
 from .panels import LowBitPanels
 
@@ -66,7 +67,7 @@ def round_rows(x: Tensor, how: Activation, scale: float = 0.0, zero: float = 0.0
     assert x.dtype is torch.float32, "x must be float32 [T,K]"
     if x.stride(1) != 1:
         x = x.contiguous()
-    out = torch.empty(x.shape)
+    out = step_memory.empty(x.shape)
     functions.twofold_round_rows(x.data_ptr(), x.stride(0), *x.shape, sizes_of(how), scale, zero, out.data_ptr())
     return out
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -111,6 +112,13 @@ class FakeKernels:
     def report(self) -> list[dict[str, str]]:
         """No choices."""
         return []
+
+    def step_memory(self) -> AbstractContextManager[None]:
+        """torch's."""
+        return nullcontext()
+
+    def give_back_pages(self) -> None:
+        """There is nothing to give."""
 
 
 def _states(tokens: Iterable[int]) -> list[int]:

@@ -1,10 +1,10 @@
-/* The product of linear_bf16.c for few rows, which is bound by reading and expanding the weights: each step of a panel is
-   expanded just before the tiles that multiply it, or loaded as it lies. */
+/* The product of linear_bf16.c for few rows, which is bound by reading and expanding the weights: each step of a panel is expanded
+   just before the tiles that multiply it, or loaded as it lies. */
 #include "bf16_tiles.h"
 
 #if HAVE_AMX_BF16
-/* Steps that are expanded ahead of the tiles (stored just before, they would be waited for), and how far ahead weights are asked for:
-   of a thread's weights so much is on its way, the next panel's and the next step's as well. */
+/* Steps that are expanded ahead of the tiles (stored just before, they would be waited for), and how far ahead weights are asked
+   for, beyond a panel's end as well: the processor alone asks for too few of them. */
 #define LEAD 2
 #define RING 4
 #define AHEAD_BYTES 8192
@@ -16,7 +16,8 @@
 /* Weights of a group are few numbers times its scale, and of those 1, 3, 5 and 7 alone are multiplied and rounded: the rest differ
    from them by a power of two and a sign, which are added to the bits of a bfloat16. */
 #define NUM_ODD 4
-#define LOWEST_SCALE (2 * (127 - 100) << 7) /* exponents between which sums of exponents are no infinity and no denormal number */
+/* Twice the bits of 2^-100, and how far above it 2^100 is: from there no power leads to infinity or to a denormal number. */
+#define LOWEST_SCALE (2 * (127 - 100) << 7)
 #define SCALE_RANGE (2 * 200 << 7)
 
 struct code_words {
@@ -70,7 +71,8 @@ INLINE void load_multiples(const struct bf16_weights *w, ptrdiff_t panel, ptrdif
 }
 
 /* A step of NIBBLES as bf16_expand does it; `make` tables or use those of the step before, `keep` them for the next. */
-INLINE void look_up(const struct code_words *words, struct odd_multiples *m, const int make, const int keep, const uint8_t *codes, uint8_t *out) {
+INLINE void look_up(const struct code_words *words, struct odd_multiples *m, const int make, const int keep, const uint8_t *codes,
+                    uint8_t *out) {
     const __m512i low_bits = _mm512_set1_epi16(15), upper = _mm512_set1_epi16(16);
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
@@ -89,12 +91,23 @@ INLINE void look_up(const struct code_words *words, struct odd_multiples *m, con
     }
 }
 
+/* A step of BYTES around 0 whose features have one scale each. */
+INLINE void convert(const float *scales, const uint8_t *codes, uint8_t *out) {
+#pragma GCC unroll 8
+    for (int i = 0; i < PANEL; i++, codes += STEP_K, out += STEP_BYTES) {
+        const vf scale = splat(scales[i]);
+        const vi first = load_bytes((const int8_t *)codes), second = load_bytes((const int8_t *)codes + GROUP_K);
+        _mm512_store_si512(out, (__m512i)_mm512_cvtne2ps_pbh((__m512)(to_float(second) * scale), (__m512)(to_float(first) * scale)));
+    }
+}
+
 /* bf16_expand, in fewer instructions where there are such. */
 INLINE void expand(const struct bf16_weights *w, const int kind, const int coding, ptrdiff_t panel, ptrdiff_t step,
                    const struct code_words *words, struct bf16_groups *groups, struct odd_multiples *m, uint8_t *out) {
-    if (kind == NIBBLES && (coding == BF16_CENTRED || coding == BF16_E2M1) && w->group_size % STEP_K == 0) {
-        const uint8_t *codes = w->codes + (panel * w->steps + step) * w->step_bytes;
-        const ptrdiff_t group = bf16_group(w, step, 0);
+    const uint8_t *codes = w->codes + (panel * w->steps + step) * w->step_bytes;
+    const ptrdiff_t group = bf16_group(w, step, 0);
+    const int one_group = w->group_size % STEP_K == 0;
+    if (one_group && kind == NIBBLES && (coding == BF16_CENTRED || coding == BF16_E2M1)) {
         const int make = group != m->group;
         if (make) load_multiples(w, panel, group, m);
         if (m->usable) {
@@ -107,11 +120,17 @@ INLINE void expand(const struct bf16_weights *w, const int kind, const int codin
             return;
         }
     }
+    if (one_group && kind == BYTES && coding == BF16_CENTRED) {
+        if (group != groups->index[0]) bf16_load_group(w, panel, group, 0, groups);
+        convert(groups->scale[0], codes, out);
+        return;
+    }
     bf16_expand(w, kind, coding, panel, step, groups, out);
 }
 
 /* The sums of a panel's rows while it is expanded, some steps ahead of the tiles. */
-INLINE void run_fused(const struct bf16_product *p, const int kind, const int coding, const int blocks, const struct code_words *words, ptrdiff_t panel) {
+INLINE void run_fused(const struct bf16_product *p, const int kind, const int coding, const int blocks,
+                      const struct code_words *words, ptrdiff_t panel) {
     _Alignas(64) uint8_t ring[RING][2 * A_BYTES];
     struct bf16_groups groups;
     struct odd_multiples multiples;
@@ -144,7 +163,8 @@ INLINE void run_plain(const struct bf16_product *p, const int blocks, ptrdiff_t 
     write_sums(p, blocks, panel, 0, p->rows);
 }
 
-INLINE void run_panel(const struct bf16_product *p, const int kind, const int coding, const int blocks, const struct code_words *words, ptrdiff_t panel) {
+INLINE void run_panel(const struct bf16_product *p, const int kind, const int coding, const int blocks,
+                      const struct code_words *words, ptrdiff_t panel) {
     if (kind == FLOATS16)
         run_plain(p, blocks, panel);
     else

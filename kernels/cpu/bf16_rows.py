@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import step_memory
+
 # As in linear_bf16.h and bf16_tiles.h: input features of a step, and rows up to which inputs are read as floats.
 STEP_K = 32
 FEW_ROWS = 32
@@ -18,4 +20,4 @@ def row_stride(columns: int) -> int:
 def empty_rows(rows: int, columns: int) -> Tensor:
     """What takes [T,K] in bfloat16."""
     stride = row_stride(columns)
-    return torch.empty(rows * stride, dtype=torch.bfloat16).view(rows, stride)[:, :columns]
+    return step_memory.empty((rows, stride), torch.bfloat16)[:, :columns]

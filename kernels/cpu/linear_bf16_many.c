@@ -276,7 +276,7 @@ static void plan(struct many *m) {
     const ptrdiff_t most = GROUP_BYTES / (num_sides(m) * m->part_steps * STEP_TILES);
     const int near = smaller(rows, m->chunk) * steps * STEP_BYTES <= NEAR_BYTES;
     const ptrdiff_t wanted = (near ? PIECES_PER_THREAD : 1) * threads / m->chunks;
-    const ptrdiff_t least = most < 1 ? m->panels : (m->panels + most - 1) / most;
+    const ptrdiff_t least = (m->panels + most - 1) / most;
     m->groups = least > wanted ? (least + threads - 1) / threads * threads : wanted;
     m->groups = smaller(m->groups < 1 ? 1 : m->groups, m->panels);
     m->group = (m->panels + m->groups - 1) / m->groups;

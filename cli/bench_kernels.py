@@ -9,6 +9,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from ..engine.config import CPU_ACTIVATIONS
 from ..errors import ConfigError, UnsupportedError
 from .parser import number, positive_int
 
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cpu-activations",
         default="exact",
-        choices=("exact", "int8", "bf16"),
+        choices=CPU_ACTIVATIONS,
         help="on a CPU, time the kernels that round inputs to 8 bits or to bfloat16, too",
     )
     parser.add_argument("--selected", action="store_true", help="only the kernels that an engine would choose")

@@ -27,16 +27,24 @@ static inline int amx_allowed(void) {
 /* gcc does not know that the instructions read more than eight bytes: what was written before is written. */
 INLINE void amx_settle(const void *data) { __asm__ volatile("" : : "r"(data) : "memory"); }
 
+/* Eight tiles of AMX_ROWS whole rows. */
+static inline struct amx_config amx_whole_tiles(void) {
+    struct amx_config config = {.palette = 1};
+    for (int tile = 0; tile < 8; tile++) config.row_bytes[tile] = VEC_BYTES, config.rows[tile] = AMX_ROWS;
+    return config;
+}
+
+INLINE void amx_load(const struct amx_config *config) {
+    amx_settle(config);
+    _tile_loadconfig(config);
+}
+
 /* Tiles 0 to 3 are sums [AMX_ROWS][LANES], 4 and 5 rows of x [AMX_ROWS][4 words], 6 and 7 weights' bytes [words][LANES][4]. */
 INLINE void amx_configure(int words) {
-    struct amx_config config = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) {
-        int is_x = tile == 4 || tile == 5;
-        config.row_bytes[tile] = (uint16_t)(is_x ? 4 * words : VEC_BYTES);
-        config.rows[tile] = (uint8_t)(tile < 6 ? AMX_ROWS : words);
-    }
-    amx_settle(&config);
-    _tile_loadconfig(&config);
+    struct amx_config config = amx_whole_tiles();
+    config.row_bytes[4] = config.row_bytes[5] = (uint16_t)(4 * words);
+    config.rows[6] = config.rows[7] = (uint8_t)words;
+    amx_load(&config);
 }
 
 /* A sum += x times weights, whose bytes may be signed. */

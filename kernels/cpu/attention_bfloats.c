@@ -16,10 +16,9 @@
 
 /* Tiles 0 to 3 are sums [rows][LANES], 4 and 5 the first operand [rows][LANES][2], 6 and 7 the second [AMX_ROWS][LANES][2]. */
 static void configure(int rows) {
-    struct amx_config config = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) config.row_bytes[tile] = VEC_BYTES, config.rows[tile] = (uint8_t)(tile < 6 ? rows : AMX_ROWS);
-    amx_settle(&config);
-    _tile_loadconfig(&config);
+    struct amx_config config = amx_whole_tiles();
+    for (int tile = 0; tile < 6; tile++) config.rows[tile] = (uint8_t)rows;
+    amx_load(&config);
 }
 
 static void begin(const struct attention *p, const struct item *item, void *work) {

@@ -2,7 +2,7 @@
 #ifndef TWOFOLD_BF16_TILES_H
 #define TWOFOLD_BF16_TILES_H
 
-#include "linear_bf16.h"
+#include "bf16_rows.h"
 #include "parallel.h"
 
 #if HAVE_AMX_BF16
@@ -57,12 +57,9 @@ INLINE void transpose(__m512 *r) {
 INLINE __m512 round_step(const struct bf16_product *p, const float *x, ptrdiff_t k) {
     float gathered[STEP_K];
     const ptrdiff_t left = smaller(p->in_features - k, STEP_K);
-    const __mmask16 low = (__mmask16)(left >= LANES ? -1 : (1 << left) - 1);
-    const __mmask16 high = (__mmask16)(left >= STEP_K ? -1 : left > LANES ? (1 << (left - LANES)) - 1 : 0);
     if (p->perm)
         for (ptrdiff_t i = 0; i < left; i++) gathered[i] = x[p->perm[k + i]];
-    const float *from = p->perm ? gathered : x + k;
-    return (__m512)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(high, from + LANES), _mm512_maskz_loadu_ps(low, from));
+    return (__m512)bf16_round_step(p->perm ? gathered : x + k, left);
 }
 
 INLINE void clear_sums(void) {

@@ -152,13 +152,10 @@ static void round_x(void *arg, ptrdiff_t first, ptrdiff_t last) {
 
 /* Tiles 0 to 3 are sums [16 features][width], 4 and 5 weights, 6 and 7 x. */
 static void configure(ptrdiff_t width) {
-    struct amx_config config = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) {
-        config.row_bytes[tile] = (uint16_t)(tile == 4 || tile == 5 ? STEP_BYTES : 4 * width);
-        config.rows[tile] = AMX_ROWS;
-    }
-    amx_settle(&config);
-    _tile_loadconfig(&config);
+    struct amx_config config = amx_whole_tiles();
+    for (int tile = 0; tile < 8; tile++)
+        if (tile != 4 && tile != 5) config.row_bytes[tile] = (uint16_t)(4 * width);
+    amx_load(&config);
 }
 
 /* y's part of a block of rows and 16 features: sums [16 features][AMX_ROWS], or [16] of one row. */

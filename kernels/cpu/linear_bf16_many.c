@@ -73,17 +73,6 @@ static void expand(const struct bf16_weights *w, ptrdiff_t panel, ptrdiff_t step
 }
 #undef CASE
 
-/* Tiles 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 weights. */
-static void configure_rows(void) {
-    struct amx_config config = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) {
-        config.row_bytes[tile] = STEP_BYTES;
-        config.rows[tile] = AMX_ROWS;
-    }
-    amx_settle(&config);
-    _tile_loadconfig(&config);
-}
-
 INLINE void load_sums(const float *sums) {
     _tile_loadd(0, sums, VEC_BYTES);
     _tile_loadd(1, sums + SUM_FLOATS, VEC_BYTES);
@@ -260,7 +249,9 @@ static void run_items(void *arg, ptrdiff_t item, ptrdiff_t last) {
     const struct many *m = arg;
     const ptrdiff_t weights = num_sides(m) * m->group * m->part_steps * STEP_TILES, spare = PAIR_ROWS * m->p->w.steps * STEP_BYTES;
     uint8_t *scratch = thread_scratch(weights + sums_bytes(m) + spare);
-    configure_rows();
+    /* Tiles 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 weights. */
+    const struct amx_config config = amx_whole_tiles();
+    amx_load(&config);
     for (; item < last; item++) run_item(m, item, scratch);
     _tile_release();
 }

@@ -66,9 +66,8 @@ INLINE void low_bit_tile(const struct linear *p, const int bits, const int codin
     const int per_word = 32 / bits;
     const int32_t *codes = p->codes + panel * p->words * PANEL;
     for (ptrdiff_t k = first; k < last;) {
-        ptrdiff_t index = k / p->group_size, end = (index + 1) * p->group_size;
-        if (end > last) end = last;
-        struct group group = load_group(p, bits, coding, panel, index);
+        const ptrdiff_t end = group_end(p, k, last);
+        struct group group = load_group(p, bits, coding, panel, k / p->group_size);
         for (; k < end; k += per_word) {
             const int32_t *place = codes + k / per_word * PANEL;
             vi word[PANEL_VECS];
@@ -82,19 +81,13 @@ INLINE void low_bit_tile(const struct linear *p, const int bits, const int codin
                 for (int j = 0; j < per_word; j++) {
                     vf column[PANEL_VECS];
                     UNROLL_VECS column[v] = decode(word[v], bits, coding, j, group.scale[v], group.zero[v]);
-                    UNROLL_ROWS {
-                        vf value = splat(x[r * p->x_stride + k + j]);
-                        UNROLL_VECS add_product(&sum[r][v], column[v], value);
-                    }
+                    add_column(rows, x + k + j, p->x_stride, column, sum);
                 }
             } else {
                 for (int j = 0; j < count; j++) {
                     vf column[PANEL_VECS];
                     UNROLL_VECS column[v] = decode(word[v], bits, coding, j, group.scale[v], group.zero[v]);
-                    UNROLL_ROWS {
-                        vf value = splat(x[r * p->x_stride + k + j]);
-                        UNROLL_VECS add_product(&sum[r][v], column[v], value);
-                    }
+                    add_column(rows, x + k + j, p->x_stride, column, sum);
                 }
             }
         }
@@ -107,9 +100,8 @@ INLINE void expand(const struct linear *p, const int bits, const int coding, ptr
     const int per_word = 32 / bits;
     const int32_t *codes = p->codes + panel * p->words * PANEL;
     for (ptrdiff_t k = first; k < last;) {
-        ptrdiff_t index = k / p->group_size, end = (index + 1) * p->group_size;
-        if (end > last) end = last;
-        struct group group = load_group(p, bits, coding, panel, index);
+        const ptrdiff_t end = group_end(p, k, last);
+        struct group group = load_group(p, bits, coding, panel, k / p->group_size);
         for (; k < end; k += per_word) {
             const int32_t *place = codes + k / per_word * PANEL;
             int count = end - k < per_word ? (int)(end - k) : per_word;
@@ -147,13 +139,7 @@ static void low_bit_case(const struct linear *p, int rows, struct place at) {
         return;
     }
     switch (128 * rows + VARIANT(code_bits(p), coding_of(p))) {
-        CASES(1) CASES(2) CASES(3)
-#if FUSED_ROWS >= 4
-        CASES(4)
-#endif
-#if FUSED_ROWS >= 8
-        CASES(6) CASES(8)
-#endif
+        ROW_CASES(CASES)
     }
 }
 

@@ -37,6 +37,29 @@ INLINE void add_product_with(vf *sum, vf w, const float *value) {
 #endif
 }
 
+/* sum [rows][PANEL] += x of one feature, `stride` floats from row to row, times the panel's weights of it. */
+INLINE void add_column(const int rows, const float *x, ptrdiff_t stride, const vf *column, accumulators sum) {
+    UNROLL_ROWS {
+        vf value = splat(x[r * stride]);
+        UNROLL_VECS add_product(&sum[r][v], column[v], value);
+    }
+}
+
+/* Where the group that has feature k ends, `last` at most. */
+static inline ptrdiff_t group_end(const struct linear *p, ptrdiff_t k, ptrdiff_t last) {
+    ptrdiff_t end = (k / p->group_size + 1) * p->group_size;
+    return end < last ? end : last;
+}
+
+/* CASE(rows) for each number of rows that tiles decoded in registers have. */
+#if FUSED_ROWS >= 8
+#define ROW_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(6) CASE(8)
+#elif FUSED_ROWS >= 4
+#define ROW_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4)
+#else
+#define ROW_CASES(CASE) CASE(1) CASE(2) CASE(3)
+#endif
+
 /* out [rows][PANEL] = base + sum, base [PANEL] per row at base_stride (0: the same for all), or NULL for zero. */
 INLINE void finish(const int rows, accumulators sum, const float *base, ptrdiff_t base_stride, float *out, ptrdiff_t stride) {
     UNROLL_ROWS UNROLL_VECS {

@@ -47,11 +47,6 @@ INLINE const char *panel_codes(const struct linear *p, ptrdiff_t panel) {
     return (const char *)(p->codes + panel * p->words * PANEL);
 }
 
-static ptrdiff_t group_end(const struct linear *p, ptrdiff_t k, ptrdiff_t last) {
-    ptrdiff_t end = (k / p->group_size + 1) * p->group_size;
-    return end < last ? end : last;
-}
-
 INLINE void run_part(const struct linear *p, const int rows, const int bits, struct place at, float *so_far) {
     const char *codes = panel_codes(p, at.panel);
     const float *x = p->x + at.row * p->x_stride;
@@ -66,10 +61,7 @@ INLINE void run_part(const struct linear *p, const int rows, const int bits, str
             vf column[PANEL_VECS];
             __builtin_prefetch(codes + k * line + AHEAD_BYTES);
             load_column(bits, codes, k, scale, column);
-            UNROLL_ROWS {
-                vf value = splat(x[r * p->x_stride + k]);
-                UNROLL_VECS add_product(&sum[r][v], column[v], value);
-            }
+            add_column(rows, x + k, p->x_stride, column, sum);
         }
     }
     write_part(p, rows, sum, at, so_far);
@@ -88,13 +80,7 @@ INLINE void run_tile(const struct linear *p, const int rows, const int bits, str
 
 void small_float_case(const struct linear *p, int rows, struct place at) {
     switch (rows) {
-        CASE(1) CASE(2) CASE(3)
-#if FUSED_ROWS >= 4
-        CASE(4)
-#endif
-#if FUSED_ROWS >= 8
-        CASE(6) CASE(8)
-#endif
+        ROW_CASES(CASE)
     }
 }
 #undef CASE

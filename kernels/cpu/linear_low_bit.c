@@ -66,8 +66,9 @@ INLINE void low_bit_tile(const struct linear *p, const int bits, const int codin
     const int per_word = 32 / bits;
     const int32_t *codes = p->codes + panel * p->words * PANEL;
     for (ptrdiff_t k = first; k < last;) {
-        const ptrdiff_t end = group_end(p, k, last);
-        struct group group = load_group(p, bits, coding, panel, k / p->group_size);
+        ptrdiff_t index = k / p->group_size, end = (index + 1) * p->group_size;
+        if (end > last) end = last;
+        struct group group = load_group(p, bits, coding, panel, index);
         for (; k < end; k += per_word) {
             const int32_t *place = codes + k / per_word * PANEL;
             vi word[PANEL_VECS];
@@ -81,13 +82,19 @@ INLINE void low_bit_tile(const struct linear *p, const int bits, const int codin
                 for (int j = 0; j < per_word; j++) {
                     vf column[PANEL_VECS];
                     UNROLL_VECS column[v] = decode(word[v], bits, coding, j, group.scale[v], group.zero[v]);
-                    add_column(rows, x + k + j, p->x_stride, column, sum);
+                    UNROLL_ROWS {
+                        vf value = splat(x[r * p->x_stride + k + j]);
+                        UNROLL_VECS add_product(&sum[r][v], column[v], value);
+                    }
                 }
             } else {
                 for (int j = 0; j < count; j++) {
                     vf column[PANEL_VECS];
                     UNROLL_VECS column[v] = decode(word[v], bits, coding, j, group.scale[v], group.zero[v]);
-                    add_column(rows, x + k + j, p->x_stride, column, sum);
+                    UNROLL_ROWS {
+                        vf value = splat(x[r * p->x_stride + k + j]);
+                        UNROLL_VECS add_product(&sum[r][v], column[v], value);
+                    }
                 }
             }
         }
@@ -100,8 +107,9 @@ INLINE void expand(const struct linear *p, const int bits, const int coding, ptr
     const int per_word = 32 / bits;
     const int32_t *codes = p->codes + panel * p->words * PANEL;
     for (ptrdiff_t k = first; k < last;) {
-        const ptrdiff_t end = group_end(p, k, last);
-        struct group group = load_group(p, bits, coding, panel, k / p->group_size);
+        ptrdiff_t index = k / p->group_size, end = (index + 1) * p->group_size;
+        if (end > last) end = last;
+        struct group group = load_group(p, bits, coding, panel, index);
         for (; k < end; k += per_word) {
             const int32_t *place = codes + k / per_word * PANEL;
             int count = end - k < per_word ? (int)(end - k) : per_word;

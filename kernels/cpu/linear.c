@@ -20,8 +20,9 @@
 
 /* Rows of x per piece of work: many enough to pay for decoding a panel, few enough to share out a prompt evenly. */
 #define ROW_CHUNK (TILE_ROWS * 16)
-/* Weights that are worth claiming by themselves, per FUSED_ROWS rows: some microseconds. */
+/* Weights that are worth claiming by themselves, per PIECE_ROWS rows: some microseconds. */
 #define PIECE_WORK (1 << 16)
+#define PIECE_ROWS (TILE_ROWS * 2 / 3)
 
 int twofold_panel_width(void) { return PANEL; }
 
@@ -140,13 +141,34 @@ static const float *block_after(const struct linear *p, const struct share *shar
     return p->weight + (next * p->in_features + next_k) * PANEL;
 }
 
+/* What a feature's codes take of a panel, in floats. */
+static ptrdiff_t code_floats(const struct linear *p) {
+    const int bits = p->bits == E4M3_BITS ? 8 : p->bits == E2M1_BITS ? 4 : p->bits < 16 ? p->bits : 16;
+    return PANEL * bits / 32;
+}
+
+/* The only tile of rows: decoded in registers, or a part after the other in the L1 cache while the next part's codes arrive. */
+static void low_bit_tile(const struct linear *p, int rows, struct place at, float *scratch) {
+    if (is_in_registers(p, rows)) {
+        low_bit_rows(p, rows, at);
+        return;
+    }
+    const ptrdiff_t last = at.last;
+    at.dense = scratch, at.step = code_floats(p);
+    at.ahead = (const float *)(const void *)(p->codes + at.panel * p->words * PANEL) + (at.first + SUM_K) * at.step;
+    for (; at.first < last; at.first = at.last, at.ahead += SUM_K * at.step) {
+        at.last = smaller(at.first + SUM_K, last);
+        expand_block(p, at, scratch);
+        dense_rows(p, rows, at);
+    }
+}
+
 /* All the share's rows for one block of K and one group of panels. */
 static void run_block(const struct linear *p, const struct share *share, ptrdiff_t panel, ptrdiff_t k, ptrdiff_t block, float *scratch) {
     struct place at = {.first = k, .last = k + block < p->in_features ? k + block : p->in_features};
     const ptrdiff_t num_panels = smaller(share->last_panel - panel, group_panels(share));
     const ptrdiff_t num_rows = share->last_row - share->first_row, tiles = num_tiles(num_rows);
-    int in_registers = p->codes && num_rows <= FUSED_ROWS;
-    if (p->codes && !in_registers)
+    if (p->codes && tiles > 1)
         for (ptrdiff_t i = 0; i < num_panels; i++) {
             at.panel = panel + i;
             expand_block(p, at, scratch + i * BLOCK_K * PANEL);
@@ -156,8 +178,8 @@ static void run_block(const struct linear *p, const struct share *share, ptrdiff
         int rows = (int)(share->first_row + num_rows * (t + 1) / tiles - at.row);
         for (ptrdiff_t i = 0; i < num_panels; i++) {
             at.panel = panel + i;
-            if (in_registers) {
-                low_bit_rows(p, rows, at);
+            if (p->codes && tiles == 1) {
+                low_bit_tile(p, rows, at, scratch);
                 continue;
             }
             at.dense = p->codes ? scratch + i * BLOCK_K * PANEL : p->weight + (at.panel * p->in_features + k) * PANEL;
@@ -203,7 +225,7 @@ ptrdiff_t linear_num_items(const struct linear *p) {
 }
 
 ptrdiff_t linear_item_grain(const struct linear *p) {
-    ptrdiff_t tiles = (smaller(p->rows, ROW_CHUNK) + FUSED_ROWS - 1) / FUSED_ROWS;
+    ptrdiff_t tiles = (smaller(p->rows, ROW_CHUNK) + PIECE_ROWS - 1) / PIECE_ROWS;
     ptrdiff_t grain = team_grain(PIECE_WORK, tiles * p->in_features * p->piece_panels * PANEL);
     return is_few(p->rows) ? larger(grain, FEW_PANELS / p->piece_panels) : grain;
 }

@@ -1,4 +1,4 @@
-/* Products with weights of few bits or of 16-bit floats, in panels of codes: decoded in registers for few rows, and once for many.
+/* Products with weights of few bits or of 16-bit floats, in panels of codes: decoded in registers for few rows, and once for more.
    Sums are made as in linear.c, so they are those of the dequantized matrix, bit for bit. */
 #include "groups.h"
 #include "linear_tile.h"
@@ -110,13 +110,19 @@ INLINE void expand(const struct linear *p, const int bits, const int coding, ptr
         ptrdiff_t index = k / p->group_size, end = (index + 1) * p->group_size;
         if (end > last) end = last;
         struct group group = load_group(p, bits, coding, panel, index);
-        for (; k < end; k += per_word) {
-            const int32_t *place = codes + k / per_word * PANEL;
-            int count = end - k < per_word ? (int)(end - k) : per_word;
-            for (int j = 0; j < count; j++, out += PANEL)
-                UNROLL_VECS store(out + v * LANES,
-                                  decode(load_int(place + v * LANES), bits, coding, j, group.scale[v], group.zero[v]));
-        }
+        for (; k + per_word <= end; k += per_word, out += per_word * PANEL)
+            UNROLL_VECS {
+                vi word = load_int(codes + k / per_word * PANEL + v * LANES);
+#pragma GCC unroll 8
+                for (int j = 0; j < per_word; j++)
+                    store(out + j * PANEL + v * LANES, decode(word, bits, coding, j, group.scale[v], group.zero[v]));
+            }
+        for (int j = 0; k + j < end; j++, out += PANEL)
+            UNROLL_VECS {
+                vi word = load_int(codes + k / per_word * PANEL + v * LANES);
+                store(out + v * LANES, decode(word, bits, coding, j, group.scale[v], group.zero[v]));
+            }
+        k = end;
     }
 }
 
@@ -134,35 +140,50 @@ INLINE void run_tile(const struct linear *p, const int rows, const int bits, con
 static int code_bits(const struct linear *p) { return p->bits < 16 ? p->bits : 16; }
 
 #define VARIANT(bits, coding) (NUM_CODINGS * (bits) + (coding))
+/* A function for each: a compiler takes almost twice as long for all in one. */
+#define TILE(n, bits, coding)                                                                                       \
+    static __attribute__((noinline)) void tile_##n##_##bits##_##coding(const struct linear *p, struct place at) { \
+        run_tile(p, n, bits, coding, at);                                                                           \
+    }
 #define CASE(n, bits, coding) \
-    case 128 * n + VARIANT(bits, coding): run_tile(p, n, bits, coding, at); break;
-#define CASES(n) \
-    CASE(n, 2, ZERO) CASE(n, 4, ZERO) CASE(n, 4, CENTRED) CASE(n, 4, OFFSET) CASE(n, 8, ZERO) CASE(n, 8, OFFSET) \
-    CASE(n, 16, BFLOAT) CASE(n, 16, HALF)
+    case 128 * n + VARIANT(bits, coding): tile_##n##_##bits##_##coding(p, at); break;
+#define VARIANTS(X, n) \
+    X(n, 2, ZERO) X(n, 4, ZERO) X(n, 4, CENTRED) X(n, 4, OFFSET) X(n, 8, ZERO) X(n, 8, OFFSET) X(n, 16, BFLOAT) X(n, 16, HALF)
+#define TILES(n) VARIANTS(TILE, n)
+#define CASES(n) VARIANTS(CASE, n)
+#define WIDE_VARIANTS(X, n) X(n, 4, CENTRED) X(n, 16, BFLOAT)
+#define WIDE_TILES(n) WIDE_VARIANTS(TILE, n)
+#define WIDE_ONES(n) WIDE_VARIANTS(CASE, n)
+#define IS_CASE(n) || rows == n
 
-/* Exactly `rows`, one of the cases. */
-static void low_bit_case(const struct linear *p, int rows, struct place at) {
+ROW_CASES(TILES)
+WIDE_CASES(WIDE_TILES)
+
+int is_in_registers(const struct linear *p, ptrdiff_t rows) {
+    if (rows <= FUSED_ROWS) return 1;
+    const enum coding coding = coding_of(p);
+    return !is_small_float(p) && (coding == CENTRED || coding == BFLOAT) && (0 WIDE_CASES(IS_CASE));
+}
+
+void low_bit_rows(const struct linear *p, int rows, struct place at) {
     if (is_small_float(p)) {
-        small_float_case(p, rows, at);
+        small_float_rows(p, rows, at);
         return;
     }
     switch (128 * rows + VARIANT(code_bits(p), coding_of(p))) {
         ROW_CASES(CASES)
+        WIDE_CASES(WIDE_ONES)
     }
 }
-
-/* Five rows are three and two, seven four and three: each case costs a tenth of a second of the compiler's time per coding. */
-void low_bit_rows(const struct linear *p, int rows, struct place at) {
-    if (rows == 5 || rows == 7) {
-        const int half = rows / 2;
-        low_bit_case(p, rows - half, at);
-        at.row += rows - half;
-        rows = half;
-    }
-    low_bit_case(p, rows, at);
-}
+#undef IS_CASE
+#undef WIDE_ONES
+#undef WIDE_TILES
+#undef WIDE_VARIANTS
 #undef CASES
+#undef TILES
+#undef VARIANTS
 #undef CASE
+#undef TILE
 
 void expand_block(const struct linear *p, struct place at, float *out) {
     if (is_small_float(p)) {

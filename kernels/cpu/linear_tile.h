@@ -7,8 +7,9 @@
 
 /* Features that are summed in one accumulator. */
 #define SUM_K 128
-/* A low-bit panel is decoded in registers for up to so many rows, and once into scratch for more. */
-#define FUSED_ROWS (TILE_ROWS * 2 / 3)
+/* Low-bit weights are decoded in registers for up to so many rows: the products of more take longer than decoding into the L1 cache
+   and reading from there. */
+#define FUSED_ROWS (TILE_ROWS >= 6 ? 4 : 3)
 /* How far ahead weights are asked for when each is used once, in features. */
 #define PREFETCH_K 48
 
@@ -51,13 +52,17 @@ static inline ptrdiff_t group_end(const struct linear *p, ptrdiff_t k, ptrdiff_t
     return end < last ? end : last;
 }
 
-/* CASE(rows) for each number of rows that tiles decoded in registers have. */
-#if FUSED_ROWS >= 8
-#define ROW_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(6) CASE(8)
-#elif FUSED_ROWS >= 4
+/* CASE(rows) for each number of rows that tiles decoded in registers have; codes that cost least to decode have
+   WIDE_CASES too. */
+#if TILE_ROWS >= 6
 #define ROW_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4)
 #else
 #define ROW_CASES(CASE) CASE(1) CASE(2) CASE(3)
+#endif
+#if TILE_ROWS >= 12
+#define WIDE_CASES(CASE) CASE(6) CASE(8)
+#else
+#define WIDE_CASES(CASE)
 #endif
 
 /* out [rows][PANEL] = base + sum, base [PANEL] per row at base_stride (0: the same for all), or NULL for zero. */
@@ -102,11 +107,13 @@ INLINE void write_part(const struct linear *p, const int rows, accumulators sum,
 
 static inline int is_small_float(const struct linear *p) { return p->bits == E4M3_BITS || p->bits == E2M1_BITS; }
 
-/* Up to FUSED_ROWS rows of a tile, decoded in registers; out [last - first][PANEL]: the tile's weights. In linear_low_bit.c. */
+/* Whether a tile of so many rows is decoded in registers; then low_bit_rows computes it, else dense_rows in linear.c from what
+   expand_block writes: out [last - first][PANEL], the tile's weights. In linear_low_bit.c. */
+int is_in_registers(const struct linear *p, ptrdiff_t rows);
 void low_bit_rows(const struct linear *p, int rows, struct place at);
 void expand_block(const struct linear *p, struct place at, float *out);
 
-/* The same of small floats, for one of linear_low_bit.c's cases of `rows`. In small_floats.c. */
-void small_float_case(const struct linear *p, int rows, struct place at);
+/* The same of small floats. In small_floats.c. */
+void small_float_rows(const struct linear *p, int rows, struct place at);
 void expand_small_floats(const struct linear *p, struct place at, float *out);
 #endif

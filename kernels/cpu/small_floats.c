@@ -75,15 +75,22 @@ INLINE void run_tile(const struct linear *p, const int rows, const int bits, str
     }
 }
 
+/* A function for each: a compiler takes longer for all in one. */
+#define TILES(n)                                                                                                                    \
+    static __attribute__((noinline)) void e4m3_##n(const struct linear *p, struct place at) { run_tile(p, n, E4M3_BITS, at); }     \
+    static __attribute__((noinline)) void e2m1_##n(const struct linear *p, struct place at) { run_tile(p, n, E2M1_BITS, at); }
 #define CASE(n) \
-    case n: if (p->bits == E4M3_BITS) run_tile(p, n, E4M3_BITS, at); else run_tile(p, n, E2M1_BITS, at); break;
+    case n: if (p->bits == E4M3_BITS) e4m3_##n(p, at); else e2m1_##n(p, at); break;
 
-void small_float_case(const struct linear *p, int rows, struct place at) {
+ROW_CASES(TILES)
+
+void small_float_rows(const struct linear *p, int rows, struct place at) {
     switch (rows) {
         ROW_CASES(CASE)
     }
 }
 #undef CASE
+#undef TILES
 
 INLINE void expand(const struct linear *p, const int bits, struct place at, float *out) {
     const char *codes = panel_codes(p, at.panel);

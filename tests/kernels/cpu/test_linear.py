@@ -18,7 +18,7 @@ from twofold.quant.scheme import Dense, Offset, WeightOnly
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no compiled kernels: {unavailable()}")
 
 SHAPES = [(1, 1), (3, 5), (31, 127), (32, 128), (33, 129), (64, 640), (100, 641), (160, 1300), (257, 48)]
-ROWS = [1, 2, 5, 7, 12, 13, 24, 40]
+ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 24, 40]
 
 
 def random_weight(

@@ -9,6 +9,7 @@ crash cut short would kill the process that maps it, so it is compiled again.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform
 import shlex
@@ -16,13 +17,15 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
 from ... import env, storage
 from ...errors import ConfigError, TwofoldError
 from ...log import get_logger
-from ...platforms.cpu_info import cpu_info
+from ...platforms.cgroup import cpu_quota
+from ...platforms.cpu_info import allowed_cpus, cpu_info
 from .compiler_guard import CompilerGuard
 from .signatures import tape_calls_source
 
@@ -43,7 +46,11 @@ _FLAGS = (
     "-pthread",
     "-Wno-psabi",
 )
+# What takes longest is compiled first, so that the processors end together.
+_SLOWEST = ("linear_low_bit.c", "linear_int8.c", "linear_bf16_few.c", "attention_floats.c", "linear.c", "int8_tiles.c")
 _TIMEOUT_S = 300
+# How long one compiler is listened to before the next one's turn.
+_LISTEN_S = 0.01
 # What a library ends with, behind all that the loader reads: the digest of the bytes before.
 _SEAL_BYTES = hashlib.sha256().digest_size
 # A build folder older than this was left behind by a process that was killed.
@@ -153,7 +160,12 @@ def _compile_now(compiler: list[str], flags: tuple[str, ...], target: Path) -> N
 def _compile_objects(guard: CompilerGuard, compiler: list[str], flags: tuple[str, ...], folder: Path) -> list[Path]:
     generated = folder / "tape_calls.c"
     generated.write_text(tape_calls_source())
-    files = (*sources(), generated)
+    slowest = [_SOURCES / name for name in _SLOWEST]
+    files = [
+        *(path for path in slowest if path in sources()),
+        *(path for path in sources() if path not in slowest),
+        generated,
+    ]
     objects = [folder / f"{source.stem}.o" for source in files]
     prefix = [*compiler, *flags, "-I", str(_SOURCES), "-c"]
     pairs = zip(files, objects, strict=True)
@@ -162,14 +174,30 @@ def _compile_objects(guard: CompilerGuard, compiler: list[str], flags: tuple[str
 
 
 def _finish(guard: CompilerGuard, commands: list[list[str]]) -> None:
-    """All ``commands`` at once, one process each; BuildError where one fails."""
-    failures = []
-    for command, process in [(command, guard.start(command)) for command in commands]:
-        text, _ = process.communicate(timeout=_TIMEOUT_S)
+    """All ``commands`` in their order, one process each, as many at once as there are processors; each may take
+    ``_TIMEOUT_S``. BuildError where one fails, which leaves the others to the guard.
+    """
+    left, running, room = deque(commands), deque[tuple[float, list[str], subprocess.Popen[str]]](), num_processors()
+    while left or running:
+        while left and len(running) < room:
+            command = left.popleft()
+            running.append((time.monotonic() + _TIMEOUT_S, command, guard.start(command)))
+        deadline, command, process = running.popleft()
+        try:
+            text, _ = process.communicate(timeout=_LISTEN_S)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(command, _TIMEOUT_S) from None
+            running.append((deadline, command, process))
+            continue
         if process.returncode:
-            failures.append(_failure(command, text))
-    if failures:
-        raise BuildError(failures[0])
+            raise BuildError(_failure(command, text))
+
+
+def num_processors() -> int:
+    """Compilers that run at once: more would take no less time, and memory that a small container does not have."""
+    quota = cpu_quota()
+    return max(1, len(allowed_cpus()) if quota is None else min(len(allowed_cpus()), math.ceil(quota)))
 
 
 def _remove_stale(folder: Path) -> None:

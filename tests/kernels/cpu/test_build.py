@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import shlex
 import signal
@@ -107,7 +108,7 @@ def test_compilers_end_with_the_process(cache, tmp_path, monkeypatch, number):
     code = "from twofold.kernels.cpu import build; build.library_path()"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     lines = tmp_path / "pids"
-    count = len(build.sources()) + 1
+    count = build.num_processors()
     until(lambda: lines.exists() and len(lines.read_text().splitlines()) == count)
     pids = [int(word) for word in lines.read_text().split()]
     assert all(map(alive, pids))
@@ -122,6 +123,55 @@ def test_stale_folders_go(cache, compiler):
     os.utime(cache / "build-old", (0, 0))
     build.library_path()
     assert [path.name for path in cache.glob("build-*")] == ["build-new"]
+
+
+@pytest.mark.parametrize(("allowed", "quota", "room"), [(3, None, 3), (8, 2.5, 3), (1, 0.3, 1)])
+def test_no_more_compilers_at_once_than_processors(cache, tmp_path, monkeypatch, allowed, quota, room):
+    """Each notes down its beginning and its end."""
+    script = tmp_path / "cc"
+    script.write_text(f"""#!/bin/sh
+[ "$1" = --version ] && exit 0
+echo 1 >> '{tmp_path}/running'
+sleep 0.05
+echo -1 >> '{tmp_path}/running'
+while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done
+""")
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    monkeypatch.setattr(build, "allowed_cpus", lambda: frozenset(range(allowed)))
+    monkeypatch.setattr(build, "cpu_quota", lambda: quota)
+    build.library_path()
+    changes = [int(line) for line in (tmp_path / "running").read_text().splitlines()]
+    assert len(changes) == 2 * (len(build.sources()) + 2)
+    assert max(itertools.accumulate(changes)) == room
+
+
+def test_the_slowest_files_come_first(cache, compiler):
+    build.library_path()
+    lines = compiler.read_text().splitlines()
+    compiled = [Path(word).name for line in lines for word in line.split() if word.endswith(".c")]
+    assert sorted(compiled) == sorted([*(path.name for path in build.sources()), "tape_calls.c"])
+    assert tuple(compiled[: len(build._SLOWEST)]) == build._SLOWEST
+
+
+def test_a_failing_compiler_is_called_no_more(cache, tmp_path, monkeypatch):
+    script = tmp_path / "cc"
+    script.write_text(f"#!/bin/sh\n[ $1 = --version ] || echo >> '{tmp_path}/calls'\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    with pytest.raises(build.BuildError, match="no message"):
+        build.library_path()
+    assert len((tmp_path / "calls").read_text().splitlines()) <= build.num_processors() < len(build.sources())
+
+
+def test_a_compiler_that_takes_too_long(cache, tmp_path, monkeypatch):
+    script = tmp_path / "cc"
+    script.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\nsleep 600\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    monkeypatch.setattr(build, "_TIMEOUT_S", 0.5)
+    with pytest.raises(build.BuildError, match=r"timed out after 0\.5 seconds"):
+        build.library_path()
 
 
 def test_others_wait_for_the_one_that_compiles(cache, compiler):

@@ -116,6 +116,7 @@ def make_model_report(args: argparse.Namespace) -> dict[str, Any]:
         kernels.select("copy_blocks", PlainProblem(dtype))
         select_sampling(kernels, min(survey.model.config.vocab_size, vocabulary_size(files)))
         report |= {"format": survey.format_name, "kernels": kernels.report()}
+        report["compiler"] = _failure() if target.spec.device_type == "cpu" else {}
         report["note"] = unused_activations(report["kernels"], config.cpu_activations)
         report |= {"weight_bytes": survey.model.weight_bytes, "memory_bytes": survey.model.memory_bytes}
     except ConfigError:
@@ -135,6 +136,7 @@ def render_model(report: dict[str, Any]) -> str:
         lines.append(f"{report['model']} ({report['format']}) on {report['arch']} in {report['dtype']}")
         lines += [f"weights: {sizes[0]}, {sizes[1]} in memory", ""]
     lines += report_lines(report["kernels"])
+    lines += [f"compiler: {text}" for text in report.get("compiler", {}).values()]
     if report.get("note"):
         lines.append(f"note: {report['note']}")
     lines += [f"problem: {text}" for text in report["problems"]]
@@ -149,11 +151,21 @@ def _examine(device: str, report: dict[str, Any]) -> None:
     facts = {field.name: getattr(platform.spec, field.name) for field in dataclasses.fields(platform.spec)}
     report["device"] = platform.describe() | {"spec": {name: _plain(value) for name, value in facts.items()}}
     report["kernels"] = check_kernels(platform)
+    if platform.spec.device_type == "cpu":
+        report["compiler"] |= _failure()
     report["problems"] += [
         f"{row['op']} ({row['problem']}): kernel {row['kernel']} is wrong: {row['detail']}"
         for row in report["kernels"]
         if row["status"] == "wrong"
     ]
+
+
+def _failure() -> dict[str, str]:
+    """Why there are no compiled CPU kernels, where the rows only say that there are none."""
+    from ..kernels.cpu.library import unavailable, why_unavailable
+
+    reason = why_unavailable()
+    return {} if reason is None or reason == unavailable() else {"failure": reason}
 
 
 def _plain(value: Any) -> Any:

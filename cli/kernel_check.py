@@ -10,6 +10,7 @@ from ..errors import ConfigError
 from ..kernels.cases import ACTIVATIONS, TYPICAL, Answer, Case, Sizes, Source, make_cases
 from ..kernels.kernel_set import default_registry
 from ..kernels.registry import Candidate, Registry
+from ..kernels.report import ROUNDING_KERNELS
 from ..platforms.interface import Platform
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -19,8 +20,8 @@ def check_kernels(platform: Platform, sizes: Sizes = TYPICAL, seed: int = 0) -> 
     """One row per case and candidate: ``op problem kernel quality status detail``.
 
     ``status`` is ``selected`` or ``ready`` (it ran and agrees; ``detail`` has the largest error relative to the largest
-    value), ``refused`` (``detail`` has the reason) or ``wrong``. Cases of other activations than exact ones have a
-    row for the candidate that is selected alone.
+    value), ``refused`` (``detail`` has the reason) or ``wrong``. Cases of other activations than exact ones have one
+    row: the first candidate that rounds inputs so, or why none does.
     """
     dtype = platform.preferred_dtype(torch.bfloat16)
     fp8 = kv_cache_type("fp8", dtype, platform.spec, None).dtype
@@ -46,15 +47,22 @@ def _rows(platform: Platform, case: Case, registry: Registry) -> list[dict[str, 
     rows: list[dict[str, str]] = []
     selected = False
     tolerance = case.tolerance or TOLERANCE[platform.preferred_dtype(torch.bfloat16)]
-    for candidate in registry.candidates(case.op):
+    for candidate in _candidates(platform, case, registry):
         reason = candidate.can_run(platform.spec, case.problem)
-        if case.activations != "exact" and (reason or rows):
-            continue
         status, detail = ("refused", reason) if reason else check(case, candidate, tolerance)
         if status == "ready" and not selected:
             status, selected = "selected", True
         rows.append(_row(case, candidate.name, candidate.quality.value, status, detail))
     return rows
+
+
+def _candidates(platform: Platform, case: Case, registry: Registry) -> list[Candidate]:
+    """Those that a case's answer is of: others than exact activations only some kernels have."""
+    found = list(registry.candidates(case.op))
+    if case.activations == "exact":
+        return found
+    rounding = [candidate for candidate in found if candidate.name in ROUNDING_KERNELS[case.activations]]
+    return [each for each in rounding if each.can_run(platform.spec, case.problem) is None][:1] or rounding[-1:]
 
 
 def _row(case: Case, kernel: str, quality: str, status: str, detail: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 from .registry import Selection
 
 # Kernels that round the inputs of weights as ``cpu_activations`` says.
-_ROUNDING_KERNELS = {"int8": {"c_int8_activations", "c_int16_activations"}, "bf16": {"c_bf16"}}
+ROUNDING_KERNELS = {"int8": {"c_int8_activations", "c_int16_activations"}, "bf16": {"c_bf16"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def report_lines(rows: Iterable[dict[str, str]]) -> list[str]:
 
 def unused_activations(rows: Iterable[dict[str, str]], cpu_activations: str) -> str | None:
     """A sentence where ``cpu_activations`` asks for rounded inputs and no layer's kernel rounds any; else None."""
-    kernels = _ROUNDING_KERNELS.get(cpu_activations)
+    kernels = ROUNDING_KERNELS.get(cpu_activations)
     if kernels is None or any("layer" in row and row["kernel"] in kernels for row in rows):
         return None
     needs = {

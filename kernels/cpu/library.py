@@ -19,6 +19,9 @@ from .signatures import RECORDED, RETURNING, SIGNATURES
 
 logger = get_logger(__name__)
 
+# Characters of a reason that is given wherever a kernel is refused; a compiler's message can be much longer.
+_BRIEF = 120
+
 
 @functools.cache
 def load() -> ctypes.CDLL | str:
@@ -60,7 +63,15 @@ functions = Functions()
 
 
 def unavailable() -> str | None:
-    """None when the compiled kernels can be used, else the reason."""
+    """None when the compiled kernels can be used, else the reason, or where to find it if it is long."""
+    reason = why_unavailable()
+    if reason is None or len(reason) <= _BRIEF:
+        return reason
+    return "there are no compiled CPU kernels (twofold doctor says why, under compiler)"
+
+
+def why_unavailable() -> str | None:
+    """The same, the whole reason: a compiler's message with its command, say."""
     loaded = load()
     return loaded if isinstance(loaded, str) else None
 

@@ -1,6 +1,7 @@
 """Doctor: complete, honest about wrong kernels, and usable without a compiler or a writable cache."""
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from twofold import cli, env
 from twofold.cli import diagnosis, kernel_check
 from twofold.kernels.cases import Source, make_cases
+from twofold.kernels.cpu import library
 from twofold.kernels.registry import Candidate, Quality
 
 
@@ -73,6 +75,44 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     assert diagnosis.compiler()["path"] == "none"
     assert "no-such-compiler" in diagnosis.compiler()["note"]
+
+
+@pytest.fixture
+def failing_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """The message of a compiler that fails, of which a machine without one has no kernels either."""
+    script, message = tmp_path / "cc", "error: " + "no such luck " * 20
+    script.write_text(f"#!/bin/sh\necho 'x.c:1:2: {message}' >&2; exit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / "cache"))
+    library.load.cache_clear()
+    yield message
+    library.load.cache_clear()
+
+
+def test_a_compilers_message_is_printed_once(capsys: pytest.CaptureFixture, failing_compiler: str) -> None:
+    assert cli.main(["doctor", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    assert text.count(failing_compiler) == 1 and text.count("there are no compiled CPU kernels (") > 20
+    compiler = text[text.index("\ncompiler\n") : text.index("\ncache\n")]
+    assert failing_compiler in compiler and "-march=native" in compiler
+    assert max(map(len, text.replace(compiler, "").splitlines())) < 200
+
+
+def test_a_models_report_has_it_once(
+    tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture, failing_compiler: str
+) -> None:
+    assert cli.main(["doctor", str(tiny_model("llama")), "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    lines = [line for line in text.splitlines() if failing_compiler in line]
+    assert len(lines) == 1 and lines[0].startswith("compiler: ")
+    assert "mlp.down_proj" in text and "there are no compiled CPU kernels (" in text
+
+
+def test_a_compilers_message_is_reported_once(capsys: pytest.CaptureFixture, failing_compiler: str) -> None:
+    code, report = doctor(capsys)
+    assert code == 0 and failing_compiler in report["compiler"]["failure"]
+    assert json.dumps(report).count(failing_compiler) == 1
 
 
 def test_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -46,9 +46,12 @@ class Linear:
         return torch.cat([part.run(x, part.prepared, part.bias) for part in self._parts], dim=-1)
 
     def gated(self, wanted: InputFormat | torch.dtype | None) -> Callable[[Tensor | QuantizedInput], Tensor] | None:
-        """``silu_and_mul`` of this product, for another that takes ``wanted``; None where no kernel does both."""
+        """``silu_and_mul`` of this product, for another that takes ``wanted`` (None: floats).
+
+        None where no kernel does both.
+        """
         part = self._parts[0] if len(self._parts) == 1 else None
-        if part is None or part.run_gated is None or wanted is None or wanted is not part.input_format:
+        if part is None or part.run_gated is None or wanted is not part.input_format:
             return None
         run_gated = part.run_gated
         return lambda x: run_gated(x, part.prepared, part.bias)

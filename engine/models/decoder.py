@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...kernels.attention_batch import AttentionBatch
 from ...kernels.kv_layout import KVCache
+from ...kernels.quantized_input import QuantizedInput
 from ..layers.embedding import Embedding, Head
 from ..layers.label_head import LabelHead
 from ..layers.mlp import GatedMLP
@@ -42,23 +43,26 @@ class DecoderLayer:
             self._after_attention = norm(config, f"{prefix}.post_attention_layernorm", loader)
             self._after_mlp = norm(config, f"{prefix}.post_feedforward_layernorm", loader)
 
+    def attention_input(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor | QuantizedInput, Tensor]:
+        """(norm(x + residual), x + residual); ``residual`` None: in the first layer. What was given may be overwritten.
+
+        Each half of a layer takes two calls, so that nobody needs to hold x while it is computed.
+        """
+        return (self._attention_norm(x), x) if residual is None else self._attention_norm.add(x, residual)
+
     def attend(
         self,
-        x: Tensor,
-        residual: Tensor | None,
+        normed: Tensor | QuantizedInput,
+        residual: Tensor,
         rotation: Rotation,
         kv_cache: KVCache,
         batch: AttentionBatch,
         outputs: OutputRows | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The layer's first half: (x, residual), both [T,K], whose sum goes on; ``residual`` None: in the first layer.
+        """The layer's first half: (x, residual), both [T,K], whose sum goes on.
 
-        With ``outputs``, in the last layer, both have those rows alone, [R,K]. What was given may be overwritten.
+        With ``outputs``, in the last layer, both have those rows alone, [R,K].
         """
-        if residual is None:
-            normed, residual = self._attention_norm(x), x
-        else:
-            normed, residual = self._attention_norm.add(x, residual)
         if outputs is None:
             mixed = self._attention(normed, rotation, kv_cache, batch)
         else:
@@ -69,11 +73,14 @@ class DecoderLayer:
             mixed = self._attention.attend(queries[outputs.index], kv_cache, outputs.batch)
         return mixed if self._after_attention is None else self._after_attention(mixed), residual
 
-    def feed_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The second half, likewise. A call of its own, so that nobody holds what the first one read any more."""
-        normed, residual = self._mlp_norm.add(x, residual)
+    def mlp_input(self, x: Tensor, residual: Tensor) -> tuple[Tensor | QuantizedInput, Tensor]:
+        """The same as ``attention_input``, for the second half."""
+        return self._mlp_norm.add(x, residual)
+
+    def feed_forward(self, normed: Tensor | QuantizedInput) -> Tensor:
+        """The second half: what is added to the residual."""
         out = self._mlp(normed)
-        return out if self._after_mlp is None else self._after_mlp(out), residual
+        return out if self._after_mlp is None else self._after_mlp(out)
 
 
 class Decoder:
@@ -128,9 +135,13 @@ class Decoder:
         last = len(self._layers) - 1
         for index, (layer, kv_cache) in enumerate(zip(self._layers, kv_caches, strict=True)):
             rotation = rotations[self._rope_of[index]]
-            x, residual = layer.attend(x, residual, rotation, kv_cache, batch, outputs if index == last else None)
+            normed, residual = layer.attention_input(x, residual)
+            del x  # in the sum now: its memory is free for what the layer computes
+            x, residual = layer.attend(normed, residual, rotation, kv_cache, batch, outputs if index == last else None)
             if len(x):
-                x, residual = layer.feed_forward(x, residual)
+                normed, residual = layer.mlp_input(x, residual)
+                del x
+                x = layer.feed_forward(normed)
         assert residual is not None, "a decoder has at least one layer"
         return self._norm.add(x, residual)[0] if len(x) else x
 

@@ -17,6 +17,7 @@ from ...errors import CheckpointError, UnsupportedError
 from ...kernels.kernel_set import KernelSet
 from ...kernels.problems import ExpertLinearProblem, LinearProblem
 from ...log import get_logger
+from ...platforms.heap import give_back_pages
 from ...quant.canonical import CanonicalWeight, DenseWeight, PackedWeight
 from ...quant.footprint import StoredLinear
 from ...quant.formats import Format
@@ -127,6 +128,9 @@ class Loader:
             num_bytes = self._tied_bytes(shape, packed, problem, stored)
             self.weight_bytes += num_bytes
             self._record(tied_head, problem, num_bytes)
+            if packed is not None:
+                del packed
+                give_back_pages()  # it was read whole: else it stays in the heap, below what is in use
             return Embedding(HeadRows(shape, part, look_up), scale, self.dtype)
         if packed is None:
             return Embedding(self._mapped(name, shape), scale)

@@ -114,7 +114,7 @@ static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 
 static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 
-static ptrdiff_t num_panels(const struct linear *p) { return (p->out_features + PANEL - 1) / PANEL; }
+ptrdiff_t linear_panels(const struct linear *p) { return p->gated ? p->ups : (p->out_features + PANEL - 1) / PANEL; }
 
 static ptrdiff_t num_chunks(const struct linear *p) { return (p->rows + ROW_CHUNK - 1) / ROW_CHUNK; }
 
@@ -195,25 +195,59 @@ static void run_block(const struct linear *p, const struct share *share, ptrdiff
     }
 }
 
+static void run_share(const struct linear *p, const struct share *share, float *scratch) {
+    ptrdiff_t sums = (p->in_features + SUM_K - 1) / SUM_K, blocks = (p->in_features + BLOCK_K - 1) / BLOCK_K;
+    ptrdiff_t block = blocks ? (sums + blocks - 1) / blocks * SUM_K : SUM_K;
+    for (ptrdiff_t panel = share->first_panel; panel < share->last_panel; panel += group_panels(share))
+        for (ptrdiff_t k = 0; k < p->in_features; k += block) run_block(p, share, panel, k, block, scratch);
+}
+
+struct linear linear_part(const struct linear *p, ptrdiff_t row, ptrdiff_t panel, float *part, ptrdiff_t width) {
+    struct linear at = *p;
+    at.y = part - row * width - panel * PANEL;
+    at.y_stride = width;
+    return at;
+}
+
+void linear_gate(const struct linear *p, ptrdiff_t first, ptrdiff_t last, ptrdiff_t panel, ptrdiff_t panels, const float *parts) {
+    const ptrdiff_t width = panels * PANEL, stride = p->ups * PANEL;
+    const float *gate = parts, *up = parts + (last - first) * width;
+    float *out = p->gated + first * stride + panel * PANEL;
+    for (ptrdiff_t row = first; row < last; row++, gate += width, up += width, out += stride)
+        for (ptrdiff_t i = 0; i < width; i += LANES) store(out + i, silu(load(gate + i)) * load(up + i));
+}
+
+/* A share of the gates, and the same of the ups. */
+static void run_gated(const struct linear *p, struct share share, float *scratch, float *parts) {
+    const ptrdiff_t first = share.first_panel, panels = share.last_panel - first, rows = share.last_row - share.first_row;
+    for (int side = 0; side < 2; side++, share.first_panel += p->ups, share.last_panel += p->ups) {
+        float *part = parts + side * rows * panels * PANEL;
+        const struct linear at = linear_part(p, share.first_row, share.first_panel, part, panels * PANEL);
+        run_share(&at, &share, scratch);
+    }
+    linear_gate(p, share.first_row, share.last_row, first, panels, parts);
+}
+
 /* Items of a product: groups of panels, each with chunks of ROW_CHUNK rows one after the other, so that weights are read from
    memory once and then found in a cache. */
 void linear_run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct linear *p = arg;
-    ptrdiff_t panels = num_panels(p), chunks = num_chunks(p);
-    float *scratch = p->codes ? thread_scratch(GROUP_PANELS * BLOCK_K * PANEL * sizeof(float)) : NULL;
-    ptrdiff_t sums = (p->in_features + SUM_K - 1) / SUM_K, blocks = (p->in_features + BLOCK_K - 1) / BLOCK_K;
-    ptrdiff_t block = blocks ? (sums + blocks - 1) / blocks * SUM_K : SUM_K;
-    const ptrdiff_t together = chunks == 1 ? last - first : 1;
+    ptrdiff_t panels = linear_panels(p), chunks = num_chunks(p);
+    const ptrdiff_t codes = p->codes ? GROUP_PANELS * BLOCK_K * PANEL : 0, parts = p->gated ? 2 * ROW_CHUNK * GROUP_PANELS * PANEL : 0;
+    float *scratch = codes + parts ? thread_scratch((codes + parts) * sizeof(float)) : NULL;
+    const ptrdiff_t together = chunks == 1 && !p->gated ? last - first : 1;
     for (ptrdiff_t item = first; item < last; item += together) {
         ptrdiff_t row = item % chunks * ROW_CHUNK, start = item / chunks * p->piece_panels;
         struct share share = {start, smaller(start + together * p->piece_panels, panels), row, smaller(row + ROW_CHUNK, p->rows)};
-        for (ptrdiff_t panel = share.first_panel; panel < share.last_panel; panel += group_panels(&share))
-            for (ptrdiff_t k = 0; k < p->in_features; k += block) run_block(p, &share, panel, k, block, scratch);
+        if (p->gated)
+            run_gated(p, share, scratch, scratch + codes);
+        else
+            run_share(p, &share, scratch);
     }
 }
 
 /* One panel of one chunk of rows is the smallest item. */
-ptrdiff_t linear_grid(const struct linear *p) { return num_panels(p) * num_chunks(p); }
+ptrdiff_t linear_grid(const struct linear *p) { return linear_panels(p) * num_chunks(p); }
 
 /* Few pieces would leave threads idle at the end, tiny ones cost more to claim than to compute. */
 ptrdiff_t linear_piece(ptrdiff_t all_items) {
@@ -221,7 +255,7 @@ ptrdiff_t linear_piece(ptrdiff_t all_items) {
 }
 
 ptrdiff_t linear_num_items(const struct linear *p) {
-    return num_chunks(p) * ((num_panels(p) + p->piece_panels - 1) / p->piece_panels);
+    return num_chunks(p) * ((linear_panels(p) + p->piece_panels - 1) / p->piece_panels);
 }
 
 ptrdiff_t linear_item_grain(const struct linear *p) {
@@ -236,6 +270,7 @@ static void run(struct linear *p) {
     team_run(linear_run_items, p, items, team_even_grain(items, linear_item_grain(p)));
 }
 
+/* y [rows][out_features]. */
 void twofold_linear_dense(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,
                           const float *weight, const float *bias, float *y, ptrdiff_t y_stride) {
     struct linear p = {x, x_stride, rows, in_features, out_features, bias, y, y_stride, .weight = weight};
@@ -248,5 +283,23 @@ void twofold_linear_low_bit(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, 
                             const float *bias, float *y, ptrdiff_t y_stride) {
     struct linear p = {x, x_stride, rows, in_features, out_features, bias, y, y_stride, NULL,
                        codes, scales, zeros, offsets, scale_type, words, groups, group_size, bits, 0};
+    run(&p);
+}
+
+/* The same with silu of y's first half times the second: out [rows][out_features / 2], a multiple of PANEL. */
+void twofold_gated_dense(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,
+                         const float *weight, const float *bias, float *out) {
+    struct linear p = {x, x_stride, rows, in_features, out_features, bias, .weight = weight, .gated = out,
+                       .ups = out_features / 2 / PANEL};
+    run(&p);
+}
+
+void twofold_gated_low_bit(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,
+                           const int32_t *codes, const void *scales, const uint8_t *zeros, const void *offsets,
+                           int scale_type, ptrdiff_t words, ptrdiff_t groups, ptrdiff_t group_size, int bits,
+                           const float *bias, float *out) {
+    struct linear p = {x, x_stride, rows, in_features, out_features, bias, NULL, 0, NULL,
+                       codes, scales, zeros, offsets, scale_type, words, groups, group_size, bits, 0, out,
+                       out_features / 2 / PANEL};
     run(&p);
 }

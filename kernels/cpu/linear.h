@@ -36,6 +36,8 @@ struct linear {
     ptrdiff_t group_size;
     int bits; /* of a code; BFLOAT16_BITS or FLOAT16_BITS: two such floats in a word, without scales; or of small floats */
     ptrdiff_t piece_panels; /* panels per piece of work */
+    float *gated;           /* [rows][ups * PANEL]: takes silu of a panel of y times that `ups` panels on, y is not written; or NULL */
+    ptrdiff_t ups;
 };
 
 /* Items of a product cut into pieces of `piece_panels` panels, each with some rows: the piece size for a team that shares
@@ -47,6 +49,15 @@ ptrdiff_t linear_item_grain(const struct linear *p);
 
 /* Computes items first..last-1 of the linear at `arg`. */
 void linear_run_items(void *arg, ptrdiff_t first, ptrdiff_t last);
+
+/* Panels that items are made of: those of y, or of gates. */
+ptrdiff_t linear_panels(const struct linear *p);
+
+/* The product with its panels from `panel` on written to part [rows from `row` on][width] instead. */
+struct linear linear_part(const struct linear *p, ptrdiff_t row, ptrdiff_t panel, float *part, ptrdiff_t width);
+
+/* Rows first..last-1 of `gated`, of `panels` panels, from parts [2][rows][panels * PANEL]. */
+void linear_gate(const struct linear *p, ptrdiff_t first, ptrdiff_t last, ptrdiff_t panel, ptrdiff_t panels, const float *parts);
 
 /* A product with x in 8 bits, in linear_int8.c. */
 void twofold_linear_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, const void *const *tensors, const ptrdiff_t *sizes,

@@ -17,11 +17,14 @@ from ...quant.packing import num_words
 from ...quant.scheme import Dense, Int8, LowBit, Offset, WeightOnly
 from ..problems import LinearProblem
 from . import step_memory
+from .elementwise import silu_and_mul
 from .library import functions
 from .panels import DenseAssembly, DensePanels, LowBitAssembly, LowBitPanels, stored_bits, zero_type
 
 # Rows of a workspace come in multiples of so many: CAPACITY in linear_int8.c, two tiles' rows in linear_bf16.c.
 _ROWS = 32
+# Up to so many rows a product's result is small.
+_FEW_ROWS = 64
 
 
 def prepare_dense(weight: CanonicalWeight, dtype: torch.dtype) -> DensePanels | LowBitPanels:
@@ -35,18 +38,20 @@ def run_dense(x: Tensor, weight: DensePanels | LowBitPanels, bias: Tensor | None
         return run_low_bit(x, weight, bias)
     x, rows = checked_rows(x, bias, weight.in_features)
     y = step_memory.empty((rows, weight.out_features))
-    functions.twofold_linear_dense(
+    functions.twofold_linear_dense(*_dense_arguments(x, weight, bias), y.data_ptr(), weight.out_features)
+    return y
+
+
+def _dense_arguments(x: Tensor, weight: DensePanels, bias: Tensor | None) -> tuple[int | None, ...]:
+    return (
         x.data_ptr(),
         x.stride(0),
-        rows,
+        len(x),
         weight.in_features,
         weight.out_features,
         weight.pointer,
         None if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        weight.out_features,
     )
-    return y
 
 
 def prepare_low_bit(weight: CanonicalWeight, dtype: torch.dtype) -> LowBitPanels:
@@ -65,14 +70,22 @@ def assemble(kind: Callable[[LinearProblem], Any], weight: CanonicalWeight, dtyp
 
 def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> Tensor:
     """x [T,K] float32 -> [T,N]."""
-    if weight.perm is not None:
-        x = x.index_select(1, weight.perm)
-    x, rows = checked_rows(x, bias, weight.in_features)
+    x, rows = checked_rows(_in_order(x, weight), bias, weight.in_features)
     y = step_memory.empty((rows, weight.out_features))
-    functions.twofold_linear_low_bit(
+    functions.twofold_linear_low_bit(*_low_bit_arguments(x, weight, bias), y.data_ptr(), weight.out_features)
+    return y
+
+
+def _in_order(x: Tensor, weight: LowBitPanels) -> Tensor:
+    """x with its features in the weight's order."""
+    return x if weight.perm is None else x.index_select(1, weight.perm)
+
+
+def _low_bit_arguments(x: Tensor, weight: LowBitPanels, bias: Tensor | None) -> tuple[int | None, ...]:
+    return (
         x.data_ptr(),
         x.stride(0),
-        rows,
+        len(x),
         weight.in_features,
         weight.out_features,
         weight.codes.data_ptr(),
@@ -84,10 +97,30 @@ def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> 
         weight.group_size,
         weight.bits,
         None if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        weight.out_features,
     )
-    return y
+
+
+def run_gated(x: Tensor, weight: DensePanels | LowBitPanels, bias: Tensor | None = None) -> Tensor:
+    """``silu_and_mul`` of ``run_dense`` or ``run_low_bit``, [T,N/2].
+
+    Of many rows without the whole product in memory, which would be most of what a prompt's step takes there.
+    """
+    if not is_gated_at_once(len(x), weight.out_features):
+        return silu_and_mul(run_dense(x, weight, bias))
+    if isinstance(weight, LowBitPanels):
+        x = _in_order(x, weight)
+    x, rows = checked_rows(x, bias, weight.in_features)
+    out = step_memory.empty((rows, weight.out_features // 2))
+    if isinstance(weight, LowBitPanels):
+        functions.twofold_gated_low_bit(*_low_bit_arguments(x, weight, bias), out.data_ptr())
+    else:
+        functions.twofold_gated_dense(*_dense_arguments(x, weight, bias), out.data_ptr())
+    return out
+
+
+def is_gated_at_once(rows: int, out_features: int) -> bool:
+    """Whether so many rows are worth a gated product of their own, and gates and ups come in separate panels."""
+    return rows > _FEW_ROWS and out_features % (2 * int(functions.twofold_panel_width())) == 0
 
 
 def dense_bytes(problem: LinearProblem, stored: int) -> int:

@@ -175,11 +175,22 @@ static void run_any(const struct product *p, ptrdiff_t panel, ptrdiff_t first, p
     run_panel(p, panel, first, last, scratch);
 }
 
+/* A panel of gates and its ups, to parts [2][rows][PANEL] first. */
+static void run_gated(const struct product *p, ptrdiff_t panel, ptrdiff_t first, ptrdiff_t last, float *parts, void *scratch) {
+    struct product at = *p;
+    for (int side = 0; side < 2; side++) {
+        const ptrdiff_t of_side = panel + side * p->w.ups;
+        at.w = linear_part(&p->w, first, of_side, parts + side * (last - first) * PANEL, PANEL);
+        run_any(&at, of_side, first, last, scratch);
+    }
+    linear_gate(&p->w, first, last, panel, 1, parts);
+}
+
 /* Items: pieces of panels, each with chunks of rows one after the other. */
 static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct product *p = arg;
     const struct linear *w = &p->w;
-    ptrdiff_t panels = (w->out_features + PANEL - 1) / PANEL;
+    const ptrdiff_t panels = linear_panels(w);
     size_t bytes = w->rows > DOT_ROWS ? (size_t)(w->words * 8 / w->bits * PANEL) * sizeof(int32_t) : 0;
 #if HAVE_AMX
     if (p->tiles) {
@@ -187,12 +198,17 @@ static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
         amx_configure(p->tile_words);
     }
 #endif
-    void *scratch = bytes ? thread_scratch(bytes) : NULL;
+    const size_t parts = w->gated ? 2 * sizeof(float) * (size_t)(smaller(p->chunk, w->rows) * PANEL) : 0;
+    uint8_t *scratch = bytes + parts ? thread_scratch(bytes + parts) : NULL;
     for (ptrdiff_t item = first; item < last; item++) {
         ptrdiff_t row = item % p->chunks * p->chunk, start = item / p->chunks * w->piece_panels;
         ptrdiff_t end = smaller(row + p->chunk, w->rows);
-        for (ptrdiff_t panel = start; panel < start + w->piece_panels && panel < panels; panel++)
-            run_any(p, panel, row, end, scratch);
+        for (ptrdiff_t panel = start; panel < start + w->piece_panels && panel < panels; panel++) {
+            if (w->gated)
+                run_gated(p, panel, row, end, (float *)scratch, scratch + parts);
+            else
+                run_any(p, panel, row, end, scratch);
+        }
     }
 #if HAVE_AMX
     if (p->tiles) _tile_release();
@@ -240,15 +256,9 @@ static void find_extra(const struct int8_rows *x, int32_t *extra) {
     }
 }
 
-/* y [rows][OUT_FEATURES], contiguous. sizes: in the order of the names above; INPUT_GROUP features of x share a scale (0: a row's
-   do), BLOCK features a scale of x and one of the weight, PLANES is 1 or 2. tensors: as in linear.h, and perm int64 or NULL. A fixed `input_scale`,
-   or 0: each from its values. workspace: for each of the rows, in multiples of CAPACITY, PLANES rows of codes, 8 bytes per block and plane, and with two planes lists as in struct product. */
-void twofold_linear_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, const void *const *tensors, const ptrdiff_t *sizes,
-                         float input_scale, void *workspace, const float *bias, float *y) {
-    struct product p = describe(sizes, tensors, rows);
-    p.w.bias = bias;
-    p.w.y = y;
-    p.w.y_stride = sizes[OUT_FEATURES];
+static void run(struct product p, const float *x, ptrdiff_t x_stride, const void *const *tensors, const ptrdiff_t *sizes, float input_scale,
+                void *workspace) {
+    const ptrdiff_t rows = p.w.rows;
     int8_tiles_plan(&p);
     if (!p.x.tiled) p.x.capacity = rows; /* scales of one row lie side by side, in few lines for other cores to fetch */
     struct int8_input input = {.x = x, .x_stride = x_stride, .rows = rows, .columns = sizes[IN_FEATURES], .perm = tensors[PERM],
@@ -260,9 +270,31 @@ void twofold_linear_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, con
         find_extra(&p.x, extra);
         p.extra = extra;
     }
-    ptrdiff_t panels = (p.w.out_features + PANEL - 1) / PANEL;
+    const ptrdiff_t panels = linear_panels(&p.w), sides = p.w.gated ? 2 : 1;
     p.w.piece_panels = linear_piece(panels * p.chunks);
     ptrdiff_t pieces = (panels + p.w.piece_panels - 1) / p.w.piece_panels, chunk = rows < p.chunk ? rows : p.chunk;
-    ptrdiff_t grain = team_grain(PIECE_WORK, (chunk + DOT_ROWS - 1) / DOT_ROWS * p.w.in_features * p.w.piece_panels * PANEL);
+    ptrdiff_t grain = team_grain(PIECE_WORK, (chunk + DOT_ROWS - 1) / DOT_ROWS * p.w.in_features * sides * p.w.piece_panels * PANEL);
     team_run(run_items, &p, pieces * p.chunks, team_even_grain(pieces * p.chunks, grain));
+}
+
+/* y [rows][OUT_FEATURES], contiguous. sizes: in the order of the names above; INPUT_GROUP features of x share a scale (0: a row's
+   do), BLOCK features a scale of x and one of the weight, PLANES is 1 or 2. tensors: as in linear.h, and perm int64 or NULL. A fixed `input_scale`,
+   or 0: each from its values. workspace: for each of the rows, in multiples of CAPACITY, PLANES rows of codes, 8 bytes per block and plane, and with two planes lists as in struct product. */
+void twofold_linear_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, const void *const *tensors, const ptrdiff_t *sizes,
+                         float input_scale, void *workspace, const float *bias, float *y) {
+    struct product p = describe(sizes, tensors, rows);
+    p.w.bias = bias;
+    p.w.y = y;
+    p.w.y_stride = sizes[OUT_FEATURES];
+    run(p, x, x_stride, tensors, sizes, input_scale, workspace);
+}
+
+/* The same with silu of y's first half times the second: out [rows][OUT_FEATURES / 2], a multiple of PANEL. */
+void twofold_gated_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, const void *const *tensors, const ptrdiff_t *sizes,
+                        float input_scale, void *workspace, const float *bias, float *out) {
+    struct product p = describe(sizes, tensors, rows);
+    p.w.bias = bias;
+    p.w.gated = out;
+    p.w.ups = sizes[OUT_FEATURES] / 2 / PANEL;
+    run(p, x, x_stride, tensors, sizes, input_scale, workspace);
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +20,9 @@ from ...quant.canonical import CanonicalWeight, DenseWeight
 from ...quant.scheme import Activation, Element, Int8, LowBit, Offset, WeightOnly
 from ..problems import LinearProblem
 from . import step_memory
+from .elementwise import silu_and_mul
 from .library import functions, unavailable_for
-from .linear import assemble, checked_rows, workspace
+from .linear import assemble, checked_rows, is_gated_at_once, workspace
 from .panels import LowBitAssembly, LowBitPanels
 
 # How inputs are rounded that a checkpoint leaves as they are.
@@ -106,10 +108,22 @@ def two_planes(problem: LinearProblem) -> Int8Assembly:
 
 def run(x: Tensor, weight: Int8Panels, bias: Tensor | None = None) -> Tensor:
     """x [T,K] float32 -> [T,N]."""
+    return _run(functions.twofold_linear_int8, x, weight, bias, weight.panels.out_features)
+
+
+def run_gated(x: Tensor, weight: Int8Panels, bias: Tensor | None = None) -> Tensor:
+    """``silu_and_mul`` of what ``run`` gives, [T,N/2]; of many rows without the whole product in memory."""
+    features = weight.panels.out_features
+    if not is_gated_at_once(len(x), features):
+        return silu_and_mul(run(x, weight, bias))
+    return _run(functions.twofold_gated_int8, x, weight, bias, features // 2)
+
+
+def _run(function: Callable[..., None], x: Tensor, weight: Int8Panels, bias: Tensor | None, features: int) -> Tensor:
     x, rows = checked_rows(x, bias, weight.panels.in_features)
-    y = step_memory.empty((rows, weight.panels.out_features))
+    y = step_memory.empty((rows, features))
     buffer = workspace(rows, weight.row_bytes)
-    functions.twofold_linear_int8(
+    function(
         x.data_ptr(),
         x.stride(0),
         rows,

@@ -10,7 +10,7 @@ from ...platforms.spec import DeviceSpec
 from ...quant.canonical import CanonicalWeight
 from ...quant.scheme import Int8, LowBit
 from ..problems import LinearProblem
-from . import rounding
+from . import linear, rounding
 from .library import unavailable_for
 from .linear import assemble, run_low_bit
 from .panels import LowBitAssembly, LowBitPanels, stored_bits
@@ -43,6 +43,13 @@ def run(x: Tensor, weight: LowBitPanels | RoundedPanels, bias: Tensor | None = N
     if isinstance(weight, RoundedPanels):
         return run_low_bit(weight.rounded(x), weight.panels, bias)
     return run_low_bit(x, weight, bias)
+
+
+def run_gated(x: Tensor, weight: LowBitPanels | RoundedPanels, bias: Tensor | None = None) -> Tensor:
+    """``silu_and_mul`` of what ``run`` gives, [T,N/2]."""
+    if isinstance(weight, RoundedPanels):
+        return linear.run_gated(weight.rounded(x), weight.panels, bias)
+    return linear.run_gated(x, weight, bias)
 
 
 def why_not(spec: DeviceSpec, problem: LinearProblem) -> str | None:

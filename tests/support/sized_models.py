@@ -17,8 +17,23 @@ CONFIGS: dict[str, dict[str, object] | None] = {
 }
 
 
-def build_sized_model(folder: Path, kind: str, *, layers: int, hidden: int, inner: int, vocab: int) -> Path:
-    """``kind`` is bf16, gptq (4 bits, asymmetric) or fp8 (128x128 blocks); the head is untied. Two shards."""
+def build_sized_model(
+    folder: Path,
+    kind: str,
+    *,
+    layers: int,
+    hidden: int,
+    inner: int,
+    vocab: int,
+    kv_heads: int | None = None,
+    positions: int = 512,
+) -> Path:
+    """``kind``: bf16, gptq (4 bits, asymmetric) or fp8 (128x128 blocks). Heads of 64, that of the vocabulary untied.
+
+    Two shards.
+    """
+    heads = hidden // 64
+    kv_heads = kv_heads or heads
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -26,9 +41,9 @@ def build_sized_model(folder: Path, kind: str, *, layers: int, hidden: int, inne
         "hidden_size": hidden,
         "intermediate_size": inner,
         "num_hidden_layers": layers,
-        "num_attention_heads": hidden // 64,
-        "num_key_value_heads": hidden // 64,
-        "max_position_embeddings": 512,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": positions,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
@@ -44,7 +59,8 @@ def build_sized_model(folder: Path, kind: str, *, layers: int, hidden: int, inne
         "model.norm.weight": torch.ones(hidden, dtype=torch.bfloat16),
     }
     shards: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, plain)
-    shapes = {f"self_attn.{name}_proj": (hidden, hidden) for name in "qkvo"}
+    shapes = {f"self_attn.{name}_proj": (hidden, hidden) for name in "qo"}
+    shapes |= {f"self_attn.{name}_proj": (64 * kv_heads, hidden) for name in "kv"}
     shapes |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
     for layer in range(layers):
         prefix, shard = f"model.layers.{layer}", shards[layer * 2 // layers]

@@ -70,6 +70,6 @@ def format_of(layer: Linear) -> torch.dtype:
 
 def test_what_wants_floats_gets_floats(kernels: KernelSet) -> None:
     ordered, exact = linear(kernels, 64, 96, act_order=True), KernelSet(CpuPlatform().spec)
-    assert ordered.input_format is None and ordered.gated(None) is None
+    assert ordered.input_format is None and ordered.gated(torch.bfloat16) is None
     assert linear(kernels, 192, 128).gated(ordered.input_format) is None
-    assert linear(exact, 192, 128).gated(torch.bfloat16) is None
+    assert linear(exact, 192, 128).gated(torch.bfloat16) is None and linear(exact, 192, 128).gated(None) is not None

@@ -26,10 +26,17 @@ struct code_words {
     __mmask32 counts;       /* codes that are not 0 */
 };
 
-struct odd_multiples {
-    __m512i odd[NUM_ODD];   /* 8 features each */
-    __m512i table[LANES];   /* sixteen weights of feature 16 + i, then of i; kept if groups are longer than a step */
-    ptrdiff_t group;
+/* A panel's steps one after the other; a group is brought as its first step comes. */
+struct expansion {
+    const struct bf16_weights *w;
+    struct code_words words;
+    __m512i odd[NUM_ODD];  /* the group's multiples, 8 features each */
+    __m512i table[LANES];  /* sixteen weights of feature 16 + i, then of i; kept if groups are longer than a step */
+    _Alignas(64) float scale[PANEL];
+    struct bf16_groups groups; /* of steps that are expanded as bf16_expand does it */
+    const uint8_t *codes;      /* of the next step; */
+    ptrdiff_t panel, step;
+    ptrdiff_t group_steps, left, group, place; /* steps of a group, those left of this one, and where its scales lie */
     int usable;
 };
 
@@ -51,38 +58,52 @@ static void find_words(const struct bf16_weights *w, struct code_words *m) {
     m->more = _mm512_loadu_si512(more);
 }
 
+/* Whether the next step is the first of its group. */
+INLINE int enter_group(struct expansion *e) {
+    if (e->left-- > 0) return 0;
+    e->left = e->group_steps - 1;
+    if (e->group + 1 < e->w->groups) e->group++, e->place += PANEL;
+    return 1;
+}
+
+INLINE const uint8_t *next_codes(struct expansion *e) {
+    const uint8_t *codes = e->codes;
+    e->codes += e->w->step_bytes;
+    e->step++;
+    return codes;
+}
+
 /* Word 8 l + 4 h + j of odd[r]: number j of feature 8 l + 2 r + h. */
-INLINE void load_multiples(const struct bf16_weights *w, ptrdiff_t panel, ptrdiff_t group, struct odd_multiples *m) {
-    const ptrdiff_t place = (panel * w->groups + group) * PANEL;
-    const vf low = load_floats(w->scales, w->scale_type, place), high = load_floats(w->scales, w->scale_type, place + LANES);
+INLINE void load_multiples(struct expansion *e) {
+    const struct bf16_weights *w = e->w;
+    const vf low = load_floats(w->scales, w->scale_type, e->place), high = load_floats(w->scales, w->scale_type, e->place + LANES);
     __m512i by[NUM_ODD];
 #pragma GCC unroll 4
     for (int j = 0; j < NUM_ODD; j++)
         by[j] = (__m512i)_mm512_cvtne2ps_pbh((__m512)(high * splat((float)(2 * j + 1))), (__m512)(low * splat((float)(2 * j + 1))));
     const __m512i size = _mm512_sub_epi16(_mm512_add_epi16(by[0], by[0]), _mm512_set1_epi16((short)LOWEST_SCALE));
-    m->usable = !_mm512_cmpgt_epu16_mask(size, _mm512_set1_epi16((short)SCALE_RANGE));
-    m->group = group;
+    e->usable = !_mm512_cmpgt_epu16_mask(size, _mm512_set1_epi16((short)SCALE_RANGE));
     const __m512i a = _mm512_unpacklo_epi16(by[0], by[1]), b = _mm512_unpackhi_epi16(by[0], by[1]);
     const __m512i c = _mm512_unpacklo_epi16(by[2], by[3]), d = _mm512_unpackhi_epi16(by[2], by[3]);
-    m->odd[0] = _mm512_unpacklo_epi32(a, c);
-    m->odd[1] = _mm512_unpackhi_epi32(a, c);
-    m->odd[2] = _mm512_unpacklo_epi32(b, d);
-    m->odd[3] = _mm512_unpackhi_epi32(b, d);
+    e->odd[0] = _mm512_unpacklo_epi32(a, c);
+    e->odd[1] = _mm512_unpackhi_epi32(a, c);
+    e->odd[2] = _mm512_unpacklo_epi32(b, d);
+    e->odd[3] = _mm512_unpackhi_epi32(b, d);
 }
 
 /* A step of NIBBLES as bf16_expand does it; `make` tables or use those of the step before, `keep` them for the next. */
-INLINE void look_up(const struct code_words *words, struct odd_multiples *m, const int make, const int keep, const uint8_t *codes,
-                    uint8_t *out) {
+INLINE void look_up(struct expansion *e, const int make, const int keep, const uint8_t *codes, uint8_t *out) {
     const __m512i low_bits = _mm512_set1_epi16(15), upper = _mm512_set1_epi16(16);
+    const struct code_words words = e->words;
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
         __m512i table;
         if (make) {
-            const __m512i odd = _mm512_maskz_permutexvar_epi16(words->counts, words->place[i / 8 * 2 + i % 2], m->odd[i % 8 / 2]);
-            table = _mm512_add_epi16(odd, words->more);
-            if (keep) m->table[i] = table;
+            const __m512i odd = _mm512_maskz_permutexvar_epi16(words.counts, words.place[i / 8 * 2 + i % 2], e->odd[i % 8 / 2]);
+            table = _mm512_add_epi16(odd, words.more);
+            if (keep) e->table[i] = table;
         } else {
-            table = m->table[i];
+            table = e->table[i];
         }
         const __m512i pair = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + i * STEP_K)));
         const __m512i low = _mm512_ternarylogic_epi64(pair, low_bits, upper, 0xEA); /* pair & low_bits | upper */
@@ -91,41 +112,54 @@ INLINE void look_up(const struct code_words *words, struct odd_multiples *m, con
     }
 }
 
-/* A step of BYTES around 0 whose features have one scale each. */
-INLINE void convert(const float *scales, const uint8_t *codes, uint8_t *out) {
-#pragma GCC unroll 8
+static void expand_any(struct expansion *e, uint8_t *out) { bf16_expand(e->w, e->panel, e->step++, &e->groups, out); }
+
+static void expand_nibbles(struct expansion *e, uint8_t *out) {
+    const int make = enter_group(e);
+    if (make) load_multiples(e);
+    const uint8_t *codes = next_codes(e);
+    if (!e->usable)
+        bf16_expand(e->w, e->panel, e->step - 1, &e->groups, out);
+    else if (e->group_steps == 1)
+        look_up(e, 1, 0, codes, out);
+    else if (make)
+        look_up(e, 1, 1, codes, out);
+    else
+        look_up(e, 0, 0, codes, out);
+}
+
+/* Codes around 0. */
+static void expand_bytes(struct expansion *e, uint8_t *out) {
+    if (enter_group(e)) {
+        const struct bf16_weights *w = e->w;
+        store(e->scale, load_floats(w->scales, w->scale_type, e->place));
+        store(e->scale + LANES, load_floats(w->scales, w->scale_type, e->place + LANES));
+    }
+    const int8_t *codes = (const int8_t *)next_codes(e);
+#pragma GCC unroll 32
     for (int i = 0; i < PANEL; i++, codes += STEP_K, out += STEP_BYTES) {
-        const vf scale = splat(scales[i]);
-        const vi first = load_bytes((const int8_t *)codes), second = load_bytes((const int8_t *)codes + GROUP_K);
-        _mm512_store_si512(out, (__m512i)_mm512_cvtne2ps_pbh((__m512)(to_float(second) * scale), (__m512)(to_float(first) * scale)));
+        const vf scale = splat(e->scale[i]);
+        const vf first = to_float(load_bytes(codes)) * scale, second = to_float(load_bytes(codes + GROUP_K)) * scale;
+        _mm512_store_si512(out, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
     }
 }
 
-/* bf16_expand, in fewer instructions where there are such. */
-INLINE void expand(const struct bf16_weights *w, const int kind, const int coding, ptrdiff_t panel, ptrdiff_t step,
-                   const struct code_words *words, struct bf16_groups *groups, struct odd_multiples *m, uint8_t *out) {
-    const uint8_t *codes = w->codes + (panel * w->steps + step) * w->step_bytes;
-    const ptrdiff_t group = bf16_group(w, step, 0);
-    const int one_group = w->group_size % STEP_K == 0;
-    if (one_group && kind == NIBBLES && (coding == BF16_CENTRED || coding == BF16_E2M1)) {
-        const int make = group != m->group;
-        if (make) load_multiples(w, panel, group, m);
-        if (m->usable) {
-            if (w->group_size == STEP_K)
-                look_up(words, m, 1, 0, codes, out);
-            else if (make)
-                look_up(words, m, 1, 1, codes, out);
-            else
-                look_up(words, m, 0, 0, codes, out);
-            return;
-        }
-    }
-    if (one_group && kind == BYTES && coding == BF16_CENTRED) {
-        if (group != groups->index[0]) bf16_load_group(w, panel, group, 0, groups);
-        convert(groups->scale[0], codes, out);
-        return;
-    }
-    bf16_expand(w, kind, coding, panel, step, groups, out);
+typedef void expand_step(struct expansion *e, uint8_t *out);
+
+/* The shortest way that gives what bf16_expand does. */
+static expand_step *way_of(const struct bf16_weights *w) {
+    if (w->group_size % STEP_K) return expand_any;
+    if (w->kind == NIBBLES && (w->coding == BF16_CENTRED || w->coding == BF16_E2M1)) return expand_nibbles;
+    return w->kind == BYTES && w->coding == BF16_CENTRED ? expand_bytes : expand_any;
+}
+
+static void begin_panel(struct expansion *e, ptrdiff_t panel) {
+    e->codes = e->w->codes + panel * e->w->steps * e->w->step_bytes;
+    e->panel = panel;
+    e->step = e->left = 0;
+    e->group = -1;
+    e->place = (panel * e->w->groups - 1) * PANEL;
+    bf16_forget(&e->groups);
 }
 
 /* Items are steps of blocks of rows. */
@@ -214,26 +248,19 @@ static const uint8_t *x_block(const struct bf16_product *p, ptrdiff_t row) {
 }
 
 /* The sums of a panel's rows while it is expanded, some steps ahead of the tiles. */
-INLINE void run_fused(const struct bf16_product *p, const int kind, const int coding, const int blocks,
-                      const struct code_words *words, ptrdiff_t panel) {
+INLINE void run_fused(const struct bf16_product *p, const int blocks, struct expansion *e, expand_step *expand) {
     _Alignas(64) uint8_t ring[RING][2 * A_BYTES];
-    struct bf16_groups groups;
-    struct odd_multiples multiples;
-    const uint8_t *x = x_block(p, 0), *codes = p->w.codes + panel * p->w.steps * p->w.step_bytes + AHEAD_BYTES;
-    const ptrdiff_t x_step = p->width * STEP_BYTES, apart = p->w.steps * x_step;
-    bf16_forget(&groups);
-    multiples.group = -1;
+    const uint8_t *x = x_block(p, 0);
+    const ptrdiff_t x_step = p->width * STEP_BYTES, apart = p->w.steps * x_step, steps = p->w.steps, bytes = p->w.step_bytes;
     clear_sums();
-    for (ptrdiff_t s = 0; s < LEAD && s < p->w.steps; s++) expand(&p->w, kind, coding, panel, s, words, &groups, &multiples, ring[s]);
-    for (ptrdiff_t s = 0; s < p->w.steps; s++) {
-        for (int line = 0; line < (kind == NIBBLES ? 8 : 16); line++) __builtin_prefetch(codes + 64 * line, 0, 2);
-        codes += p->w.step_bytes;
-        if (s + LEAD < p->w.steps)
-            expand(&p->w, kind, coding, panel, s + LEAD, words, &groups, &multiples, ring[(s + LEAD) % RING]);
+    for (ptrdiff_t s = 0; s < LEAD && s < steps; s++) expand(e, ring[s]);
+    for (ptrdiff_t s = 0; s < steps; s++) {
+        for (ptrdiff_t line = 0; line < bytes; line += 64) __builtin_prefetch(e->codes + AHEAD_BYTES + line, 0, 2);
+        if (s + LEAD < steps) expand(e, ring[(s + LEAD) % RING]);
         amx_settle(ring);
         multiply_step(p, blocks, ring[s % RING], x + s * x_step, apart);
     }
-    write_sums(p, blocks, panel, 0, p->rows);
+    write_sums(p, blocks, e->panel, 0, p->rows);
 }
 
 /* The same of weights that are loaded as they lie. */
@@ -248,39 +275,28 @@ INLINE void run_plain(const struct bf16_product *p, const int blocks, ptrdiff_t 
     write_sums(p, blocks, panel, 0, p->rows);
 }
 
-INLINE void run_panel(const struct bf16_product *p, const int kind, const int coding, const int blocks,
-                      const struct code_words *words, ptrdiff_t panel) {
-    if (kind == FLOATS16)
-        run_plain(p, blocks, panel);
-    else
-        run_fused(p, kind, coding, blocks, words, panel);
-}
-
-#define VARIANT(kind, coding) (4 * (kind) + (coding))
-#define CASE(kind, coding) \
-    case VARIANT(kind, coding): \
-        if (p->rows <= AMX_ROWS) \
-            run_panel(p, kind, coding, 1, words, panel); \
-        else \
-            run_panel(p, kind, coding, 2, words, panel); \
-        break;
-
-static void run_any(const struct bf16_product *p, const struct code_words *words, ptrdiff_t panel) {
-    switch (VARIANT(p->w.kind, p->w.coding)) {
-        CASE(NIBBLES, BF16_CENTRED) CASE(NIBBLES, BF16_ZERO) CASE(NIBBLES, BF16_OFFSET) CASE(NIBBLES, BF16_E2M1)
-        CASE(BYTES, BF16_CENTRED) CASE(BYTES, BF16_ZERO) CASE(BYTES, BF16_OFFSET)
-        CASE(FLOATS8, BF16_CENTRED) CASE(FLOATS16, BF16_CENTRED)
-    }
-}
-#undef CASE
-
 /* Items: pieces of panels. */
 static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct bf16_product *p = arg;
-    struct code_words words;
-    if (p->w.kind == NIBBLES) find_words(&p->w, &words);
+    const int few = p->rows <= AMX_ROWS;
+    struct expansion e = {.w = &p->w};
+    expand_step *const expand = way_of(e.w);
+    if (expand == expand_nibbles) find_words(e.w, &e.words);
+    e.group_steps = e.w->group_size / STEP_K;
     configure(p->width);
-    for (ptrdiff_t panel = first * p->piece_panels; panel < last * p->piece_panels && panel < p->panels; panel++) run_any(p, &words, panel);
+    for (ptrdiff_t panel = first * p->piece_panels; panel < last * p->piece_panels && panel < p->panels; panel++) {
+        begin_panel(&e, panel);
+        if (p->w.kind == FLOATS16) {
+            if (few)
+                run_plain(p, 1, panel);
+            else
+                run_plain(p, 2, panel);
+        } else if (few) {
+            run_fused(p, 1, &e, expand);
+        } else {
+            run_fused(p, 2, &e, expand);
+        }
+    }
     _tile_release();
 }
 

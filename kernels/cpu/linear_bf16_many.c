@@ -47,31 +47,17 @@ INLINE void turn(const uint8_t *from, uint8_t *to) {
 }
 
 /* Steps of a panel as two tiles each, [STEP_K / 2 pairs][16 output features][2]. */
-INLINE void expand_steps(const struct bf16_weights *w, const int kind, const int coding, ptrdiff_t panel, ptrdiff_t step,
-                         ptrdiff_t end, uint8_t *out) {
+static void expand(const struct bf16_weights *w, ptrdiff_t panel, ptrdiff_t step, ptrdiff_t end, uint8_t *out) {
     _Alignas(64) uint8_t lines[STEP_TILES];
     struct bf16_groups groups;
     bf16_forget(&groups);
     for (; step < end; step++, out += STEP_TILES) {
-        const uint8_t *from = kind == FLOATS16 ? w->codes + (panel * w->steps + step) * w->step_bytes : lines;
-        if (kind != FLOATS16) bf16_expand(w, kind, coding, panel, step, &groups, lines);
+        const uint8_t *from = w->codes + (panel * w->steps + step) * w->step_bytes;
+        if (w->kind != FLOATS16) bf16_expand(w, panel, step, &groups, lines), from = lines;
         turn(from, out);
         turn(from + A_BYTES, out + A_BYTES);
     }
 }
-
-#define VARIANT(kind, coding) (4 * (kind) + (coding))
-#define CASE(kind, coding) \
-    case VARIANT(kind, coding): expand_steps(w, kind, coding, panel, step, end, out); break;
-
-static void expand(const struct bf16_weights *w, ptrdiff_t panel, ptrdiff_t step, ptrdiff_t end, uint8_t *out) {
-    switch (VARIANT(w->kind, w->coding)) {
-        CASE(NIBBLES, BF16_CENTRED) CASE(NIBBLES, BF16_ZERO) CASE(NIBBLES, BF16_OFFSET) CASE(NIBBLES, BF16_E2M1)
-        CASE(BYTES, BF16_CENTRED) CASE(BYTES, BF16_ZERO) CASE(BYTES, BF16_OFFSET)
-        CASE(FLOATS8, BF16_CENTRED) CASE(FLOATS16, BF16_CENTRED)
-    }
-}
-#undef CASE
 
 INLINE void load_sums(const float *sums) {
     _tile_loadd(0, sums, VEC_BYTES);

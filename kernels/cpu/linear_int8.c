@@ -6,7 +6,6 @@
 
    A second plane of x (int8_rows.h) follows behind the first, those blocks that some row has; a row without one adds 0 there. */
 #include "dot.h"
-#include "groups.h"
 #include "linear_int8.h"
 #include "parallel.h"
 
@@ -15,155 +14,10 @@
 #define MAX_CHUNK 256
 #define MIN_CHUNK 64
 #define CHUNK_BYTES (512 << 10)
-/* How far ahead codes are asked for when each is used once, in words. */
-#define PREFETCH_WORDS 24
+/* Up to so many rows the weights' way from memory is what takes time. */
+#define FEW_ROWS (2 * DOT_ROWS)
 /* Weights that are worth claiming by themselves, per tile of rows: a few microseconds. */
 #define PIECE_WORK (1 << 17)
-
-#define UNROLL_ROWS _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
-
-/* Where a tile is, and its panel's codes: as they are stored, or expanded to one byte each. */
-struct tile {
-    const int32_t *codes;
-    ptrdiff_t panel, row;
-};
-
-/* Scales and zeros of a panel's group. */
-struct group {
-    vf scale[PANEL_VECS], offset[PANEL_VECS];
-    vi zero[PANEL_VECS];
-};
-
-INLINE struct group load_group(const struct linear *w, const int coding, ptrdiff_t panel, ptrdiff_t index) {
-    struct group group;
-    ptrdiff_t place = (panel * w->groups + index) * PANEL;
-    UNROLL_VECS {
-        group.scale[v] = load_floats(w->scales, w->scale_type, place + v * LANES);
-        group.offset[v] = coding == OFFSET ? load_floats(w->offsets, w->scale_type, place + v * LANES) : splat(0.0f);
-        group.zero[v] = coding == ZERO ? load_zeros(w->zeros + place + v * LANES) : splat_int(0);
-    }
-    return group;
-}
-
-/* A panel's part of y from its totals [rows][PANEL]. */
-INLINE void write_rows(const struct linear *w, const int rows, const vf *totals, const struct tile *at) {
-    float *y = w->y + at->row * w->y_stride + at->panel * PANEL;
-    const float *bias = w->bias ? w->bias + at->panel * PANEL : NULL;
-    ptrdiff_t width = w->out_features - at->panel * PANEL;
-    for (int r = 0; r < rows; r++, y += w->y_stride) {
-        if (width >= PANEL) {
-            UNROLL_VECS {
-                vf total = totals[r * PANEL_VECS + v];
-                store(y + v * LANES, bias ? total + load(bias + v * LANES) : total);
-            }
-            continue;
-        }
-        float edge[PANEL];
-        UNROLL_VECS store(edge + v * LANES, totals[r * PANEL_VECS + v]);
-        for (ptrdiff_t n = 0; n < width; n++) y[n] = bias ? edge[n] + bias[n] : edge[n];
-    }
-}
-
-/* One panel and up to DOT_ROWS rows over all features. The codes come in `packed` bits, and are `wide` if some pass 15. */
-INLINE void run_rows(const struct product *p, const int rows, const int packed, const int wide, const int coding,
-                     const struct tile *at) {
-    const struct linear *w = &p->w;
-    const int per_byte = 8 / packed;
-    const ptrdiff_t apart = p->x.planes * p->x.stride;
-    const int8_t *const row = p->x.codes + at->row * apart, *x = row;
-    const float *x_scales = p->x.scales + at->row;
-    const int32_t *x_sums = p->x.sums + at->row, *extra = extra_blocks(p, at->row);
-    const int32_t *word = at->codes, *end = word + w->words * packed / w->bits * PANEL;
-    const ptrdiff_t step = p->block_words * packed / w->bits * PANEL;
-    vf total[DOT_ROWS * PANEL_VECS];
-    UNROLL_ROWS UNROLL_VECS total[r * PANEL_VECS + v] = splat(0.0f);
-    for (ptrdiff_t i = 0, group = 0, left = p->blocks_per_group; i < p->x.blocks + extra[0]; i++) {
-        ptrdiff_t b = i;
-        if (i >= p->x.blocks) {
-            const ptrdiff_t block = extra[1 + i - p->x.blocks];
-            b = p->x.blocks + block;
-            int none = 1;
-            UNROLL_ROWS none &= x_scales[b * p->x.capacity + r] == 0.0f;
-            if (none) continue;
-            word = at->codes + block * step;
-            x = row + p->x.stride + block * p->x.block;
-            group = block / p->blocks_per_group;
-            left = 0;
-        }
-        const int32_t *stop = end - word > step ? word + step : end;
-        vi sum[DOT_ROWS][PANEL_VECS];
-        UNROLL_ROWS UNROLL_VECS sum[r][v] = splat_int(coding == CENTRED ? x_sums[b * p->x.capacity + r] : 0);
-        for (; word < stop; word += PANEL, x += 4 * per_byte) {
-            vi codes[PANEL_VECS];
-            UNROLL_VECS {
-                codes[v] = load_int(word + v * LANES);
-                __builtin_prefetch(word + PREFETCH_WORDS * PANEL + v * LANES);
-            }
-#pragma GCC unroll 4
-            for (int j = 0; j < per_byte; j++) {
-                vi part[PANEL_VECS];
-                UNROLL_VECS part[v] =
-                    packed == 8 ? codes[v] : (codes[v] >> (packed * j)) & splat_int(((1 << packed) - 1) * 0x01010101);
-                UNROLL_ROWS {
-                    vi value = splat_bytes(x + r * apart + 4 * j);
-                    UNROLL_VECS sum[r][v] = dot4(sum[r][v], part[v], value, wide);
-                }
-            }
-        }
-        struct group scales = load_group(w, coding, at->panel, group);
-        UNROLL_ROWS UNROLL_VECS total[r * PANEL_VECS + v] =
-            add_block(total[r * PANEL_VECS + v], sum[r][v], coding, scales.scale[v], scales.zero[v], scales.offset[v],
-                      x_scales[b * p->x.capacity + r], x_sums[b * p->x.capacity + r]);
-        if (--left == 0) group++, left = p->blocks_per_group;
-    }
-    write_rows(w, rows, total, at);
-}
-
-/* What run_rows' codes are: those stored in 2, 4 or 8 bits, or narrow ones expanded to bytes. */
-enum form { TWO, FOUR, EIGHT, EXPANDED, NUM_FORMS };
-
-#define VARIANT(form, coding) ((form) * 3 + (coding))
-#define CASE(n, form, packed, coding) \
-    case n * 3 * NUM_FORMS + VARIANT(form, coding): run_rows(p, n, packed, form == EIGHT, coding, at); break;
-#define FORM(n, form, packed) CASE(n, form, packed, CENTRED) CASE(n, form, packed, ZERO) CASE(n, form, packed, OFFSET)
-#define CASES(n) FORM(n, TWO, 2) FORM(n, FOUR, 4) FORM(n, EIGHT, 8)
-
-static void choose_rows(const struct product *p, int rows, enum form form, const struct tile *at) {
-    switch (rows * 3 * NUM_FORMS + VARIANT(form, p->coding)) {
-#if DOT_ROWS >= 8
-        CASES(3) CASES(4) CASES(5) CASES(6) CASES(8)
-#elif DOT_ROWS >= 3
-        CASES(3)
-#endif
-        CASES(1) CASES(2) FORM(DOT_ROWS, EXPANDED, 8)
-    }
-}
-#undef CASES
-#undef FORM
-#undef CASE
-
-static enum form stored_form(const struct linear *w) { return w->bits == 2 ? TWO : w->bits == 4 ? FOUR : EIGHT; }
-
-/* All rows first..last of a panel. */
-static void run_panel(const struct product *p, ptrdiff_t panel, ptrdiff_t first, ptrdiff_t last, int32_t *scratch) {
-    const struct linear *w = &p->w;
-    struct tile at = {w->codes + panel * w->words * PANEL, panel, first};
-    enum form form = stored_form(w);
-    if (last - first > 2 * DOT_ROWS && w->bits < 8) {
-        expand(w, at.codes, 0, scratch, PANEL, LANES);
-        at.codes = scratch;
-        form = EXPANDED;
-    }
-    for (; last - at.row >= DOT_ROWS; at.row += DOT_ROWS) choose_rows(p, DOT_ROWS, form, &at);
-    at.codes = w->codes + panel * w->words * PANEL;
-    int rest = (int)(last - at.row);
-    if (rest == 7) { /* each case costs the compiler's time */
-        choose_rows(p, 4, stored_form(w), &at);
-        at.row += 4;
-        rest = 3;
-    }
-    if (rest) choose_rows(p, rest, stored_form(w), &at);
-}
 
 static void run_any(const struct product *p, ptrdiff_t panel, ptrdiff_t first, ptrdiff_t last, void *scratch) {
 #if HAVE_AMX
@@ -172,7 +26,7 @@ static void run_any(const struct product *p, ptrdiff_t panel, ptrdiff_t first, p
         return;
     }
 #endif
-    run_panel(p, panel, first, last, scratch);
+    int8_panels_run(p, panel, 1, first, last, scratch);
 }
 
 /* A panel of gates and its ups, to parts [2][rows][PANEL] first. */
@@ -191,7 +45,7 @@ static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct product *p = arg;
     const struct linear *w = &p->w;
     const ptrdiff_t panels = linear_panels(w);
-    size_t bytes = w->rows > DOT_ROWS ? (size_t)(w->words * 8 / w->bits * PANEL) * sizeof(int32_t) : 0;
+    size_t bytes = w->rows > FEW_ROWS ? (size_t)(w->words * 8 / w->bits * PANEL) * sizeof(int32_t) : 0;
 #if HAVE_AMX
     if (p->tiles) {
         bytes = int8_tiles_scratch(p);
@@ -213,6 +67,29 @@ static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
 #if HAVE_AMX
     if (p->tiles) _tile_release();
 #endif
+}
+
+/* Items: even parts of the panels, for few rows. */
+static void run_few(void *arg, ptrdiff_t first, ptrdiff_t last) {
+    const struct product *p = arg;
+    const ptrdiff_t panels = linear_panels(&p->w);
+    ptrdiff_t panel = panels * first / p->pieces;
+    for (ptrdiff_t item = first; item < last; item++)
+        for (ptrdiff_t left; (left = panels * (item + 1) / p->pieces - panel) > 0;) {
+            const ptrdiff_t together = left / ((left + INT8_PANELS - 1) / INT8_PANELS);
+            int8_panels_run(p, panel, (int)together, 0, p->w.rows, NULL);
+            panel += together;
+        }
+}
+
+/* Pieces for few rows: as many for each thread, of INT8_PANELS panels or somewhat less, unless such are not worth claiming. */
+static ptrdiff_t few_pieces(const struct product *p) {
+    const ptrdiff_t panels = linear_panels(&p->w), threads = team_size();
+    const ptrdiff_t together = INT8_PANELS * threads, wanted = (panels + together - 1) / together * threads;
+    const ptrdiff_t worth = panels * PANEL * p->w.in_features / PIECE_WORK;
+    if (worth >= wanted) return smaller(wanted, panels);
+    if (worth >= threads) return worth / threads * threads;
+    return worth < 1 ? 1 : worth;
 }
 
 /* Rows of x's codes come in multiples of CAPACITY, bytes of a row in multiples of STRIDE, as in linear_int8.py. */
@@ -269,6 +146,11 @@ static void run(struct product p, const float *x, ptrdiff_t x_stride, const void
         int32_t *extra = p.x.sums + p.x.capacity * p.x.planes * p.x.blocks;
         find_extra(&p.x, extra);
         p.extra = extra;
+    }
+    if (rows <= FEW_ROWS && !p.tiles && !p.w.gated) {
+        p.pieces = few_pieces(&p);
+        team_run(run_few, &p, p.pieces, 1);
+        return;
     }
     const ptrdiff_t panels = linear_panels(&p.w), sides = p.w.gated ? 2 : 1;
     p.w.piece_panels = linear_piece(panels * p.chunks);

@@ -6,6 +6,10 @@
 #include "int8_rows.h"
 #include "linear.h"
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 /* How codes become weights: (code - zero) * scale with the middle of the codes' range as zero, or with stored zeros, or
    code * scale + offset. */
 enum coding { CENTRED, ZERO, OFFSET };
@@ -19,6 +23,7 @@ struct product {
     enum coding coding;
     ptrdiff_t block_words, blocks_per_group; /* words as they are stored */
     ptrdiff_t chunk, chunks; /* rows of x per piece, pieces */
+    ptrdiff_t pieces;        /* of panels, for few rows */
     const int32_t *extra;    /* [sets][1 + blocks]: how many blocks some row of a set has in a second plane, and these; NULL: none */
     enum tiles tiles;
     int tile_words;        /* words of bytes that tiles take at a time, */
@@ -36,11 +41,24 @@ static inline const int32_t *extra_blocks(const struct product *p, ptrdiff_t row
 
 static inline ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 
+/* total + a b, rounded once where the target can: whether the compiler joins the two by itself hangs on the code around them. */
+INLINE vf add_scaled(vf total, vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)total);
+#elif defined(__FMA__) && VEC_BYTES == 32
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)total);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)total, (float32x4_t)a, (float32x4_t)b);
+#else
+    return total + a * b;
+#endif
+}
+
 /* total += one block of one row: the sum of its products, scaled. */
 INLINE vf add_block(vf total, vi sum, const int coding, vf scale, vi zero, vf offset, float x_scale, int32_t x_sum) {
     if (coding == ZERO) sum -= zero * splat_int(x_sum);
-    total += to_float(sum) * (scale * splat(x_scale));
-    if (coding == OFFSET) total += offset * splat(x_scale * (float)x_sum);
+    total = add_scaled(total, to_float(sum), scale * splat(x_scale));
+    if (coding == OFFSET) total = add_scaled(total, offset, splat(x_scale * (float)x_sum));
     return total;
 }
 
@@ -66,6 +84,13 @@ static inline void expand(const struct linear *w, const int32_t *codes, int cent
         case 8: expand_bits(w, 8, codes, centre, out, step, apart); break;
     }
 }
+
+/* Panels that are computed together at most. */
+#define INT8_PANELS 8
+
+/* Rows first..last-1 of panels panel..panel+panels-1 by vectors. More than twice DOT_ROWS rows need one panel's bytes of `scratch`, and
+   then `panels` is 1. */
+void int8_panels_run(const struct product *p, ptrdiff_t panel, int panels, ptrdiff_t first, ptrdiff_t last, int32_t *scratch);
 
 /* Choose p's tiles; NONE where there are none or vectors are faster. With tiles x's rows come in tiles, too. */
 void int8_tiles_plan(struct product *p);

@@ -5,18 +5,27 @@
    as they are read, or once per tile where several groups of rows read it. The scale of a key multiplies its score, the scale of a
    value its weight: one number each, however many features there are. */
 #include "attention.h"
+#include "linear_tile.h"
 
 #define KEY_PARTS (KEY_TILE / LANES)
 #define ITEM_ROWS (4 * TILE_ROWS)
 
-#define UNROLL_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < rows; r++)
-#define UNROLL_VECS _Pragma("GCC unroll 4") for (int v = 0; v < PANEL_VECS; v++)
+#define MAX_GROUPS (ITEM_ROWS / TILE_ROWS)
 
-/* Rows of copied values are `width` floats: head_size rounded up to PANEL. */
+/* Rows of an item that are computed together, TILE_ROWS of them from `row` on: the columns first..last of the tile at hand that one of
+   them sees, the panels from..columns of these, and the columns that all see. */
+struct group {
+    int row, rows, computed; /* computed: rows and zeros, a number that tiles come in */
+    int first, last, from, columns, all_from, all_to;
+};
+
+/* query [ITEM_ROWS][head_size]; scores [ITEM_ROWS][KEY_TILE]; peaks [ITEM_ROWS][LANES]: the tile's largest scores so far; rows of copied
+   values are `width` floats: head_size rounded up to PANEL. */
 struct work {
-    float *query, *scores, *keys, *values;
+    float *query, *scores, *peaks, *keys, *values;
     struct state part; /* of the section at hand */
-    ptrdiff_t width;
+    ptrdiff_t width, rows;                       /* rows that are computed */
+    ptrdiff_t first[ITEM_ROWS], last[ITEM_ROWS]; /* the positions that each row sees */
     /* The tile at hand: where the elements lie, and what a score and a weight of each position is multiplied by. */
     enum element key_kind, value_kind;
     const char *key_part[KEY_PARTS];
@@ -25,25 +34,34 @@ struct work {
     float score_factor[KEY_TILE], weight_factor[KEY_TILE];
 };
 
+/* Rows that are computed for so many of a group. */
+static int computed_rows(ptrdiff_t rows) { return rows <= 8 ? (int)rows : TILE_ROWS; }
+
 static size_t work_bytes(const struct attention *p) {
-    size_t query = ITEM_ROWS * (size_t)p->head_size, scores = TILE_ROWS * KEY_TILE;
+    size_t query = ITEM_ROWS * (size_t)p->head_size, scores = ITEM_ROWS * (KEY_TILE + LANES);
     size_t keys = KEY_TILE * (size_t)p->head_size, values = KEY_TILE * (size_t)width_of(p);
     size_t part = (size_t)p->state_rows * (width_of(p) + 2);
-    return sizeof(struct work) + (query + scores + keys + values + part) * sizeof(float);
+    return sizeof(struct work) + VEC_BYTES + (query + scores + keys + values + part) * sizeof(float);
 }
 
 static void begin(const struct attention *p, const struct item *item, void *work) {
     struct work *w = work;
     w->width = width_of(p);
-    w->scores = (float *)(w + 1);
-    w->values = w->scores + TILE_ROWS * KEY_TILE;
+    w->scores = (float *)(((uintptr_t)(w + 1) + VEC_BYTES - 1) / VEC_BYTES * VEC_BYTES);
+    w->peaks = w->scores + ITEM_ROWS * KEY_TILE;
+    w->values = w->peaks + ITEM_ROWS * LANES;
     w->keys = w->values + KEY_TILE * w->width;
-    w->query = w->keys + KEY_TILE * p->head_size;
-    w->part.sum = w->query + ITEM_ROWS * p->head_size;
+    w->part.sum = w->keys + KEY_TILE * p->head_size;
     w->part.largest = w->part.sum + p->state_rows * w->width;
     w->part.total = w->part.largest + p->state_rows;
-    float *query = w->query;
-    for (ptrdiff_t row = item->first_row; row < item->last_row; row++, query += p->head_size) copy_query(p, item, row, query);
+    w->query = w->part.total + p->state_rows;
+    const ptrdiff_t rows = item->last_row - item->first_row;
+    w->rows = rows - rows % TILE_ROWS + computed_rows(rows % TILE_ROWS);
+    memset(w->query + rows * p->head_size, 0, (size_t)((w->rows - rows) * p->head_size) * sizeof(float));
+    for (ptrdiff_t row = item->first_row, i = 0; row < item->last_row; row++, i++) {
+        copy_query(p, item, row, w->query + i * p->head_size);
+        visible(p, item, row, &w->first[i], &w->last[i]);
+    }
     for (int i = 0; i < KEY_TILE; i++) w->score_factor[i] = p->scale, w->weight_factor[i] = 1.0f;
 }
 
@@ -114,33 +132,49 @@ static void gather(const struct attention *p, const struct item *item, struct wo
     for (ptrdiff_t part = (last - first + LANES - 1) / LANES; keys_stay && part < KEY_PARTS; part++) w->key_part[part] = w->key_part[0];
 }
 
-/* scores [rows][KEY_TILE] of columns part*LANES.. (PANEL of them): query [rows, depth] . keys */
+/* Scores of PANEL columns of the tile: query [rows, depth] . keys, times a factor per column; peaks [rows][LANES]: raised to them. */
 INLINE void score_tile(const int rows, const enum element kind, const float *query, ptrdiff_t depth, const char *const *part,
-                       ptrdiff_t step, float *scores) {
-    vf sum[TILE_ROWS][PANEL_VECS];
+                       ptrdiff_t step, const float *factor, float *scores, float *peaks) {
+    const int pointers = (rows + POINTER_ROWS - 1) / POINTER_ROWS;
+    const float *place[(TILE_ROWS + POINTER_ROWS - 1) / POINTER_ROWS];
+    const char *keys[PANEL_VECS];
+    accumulators sum;
+    UNROLL_VECS keys[v] = part[v];
     UNROLL_ROWS UNROLL_VECS sum[r][v] = (vf){0};
-    for (ptrdiff_t d = 0; d < depth; d++) {
-        vf key[PANEL_VECS];
-        UNROLL_VECS key[v] = load_elements(kind, part[v], d * step);
+#pragma GCC unroll 4
+    for (int i = 0; i < pointers; i++) place[i] = query + i * POINTER_ROWS * depth;
+    for (ptrdiff_t d = 0, key = 0; d < depth; d++, key += step) {
+        vf column[PANEL_VECS];
+        UNROLL_VECS column[v] = load_elements(kind, keys[v], key), keep(&column[v]);
         UNROLL_ROWS {
-            vf value = splat(query[r * depth + d]);
-            UNROLL_VECS sum[r][v] += key[v] * value;
+            vf value = splat(place[r / POINTER_ROWS][r % POINTER_ROWS * depth]);
+            UNROLL_VECS add_product(&sum[r][v], column[v], value);
         }
+#pragma GCC unroll 4
+        for (int i = 0; i < pointers; i++) place[i]++;
     }
-    UNROLL_ROWS UNROLL_VECS store(scores + r * KEY_TILE + v * LANES, sum[r][v]);
+    UNROLL_ROWS {
+        vf peak = load(peaks + r * LANES);
+        UNROLL_VECS {
+            vf score = sum[r][v] * load(factor + v * LANES);
+            store(scores + r * KEY_TILE + v * LANES, score);
+            peak = vmax(score, peak);
+        }
+        store(peaks + r * LANES, peak);
+    }
 }
 
-/* sum [rows][width] (PANEL columns of it) += weights [rows][KEY_TILE] (columns first..last) . values */
+/* out [rows][width] (PANEL columns of it) += weights [rows][KEY_TILE] (columns first..last) . values */
 INLINE void mix_tile(const int rows, const enum element kind, const float *weights, int first, int last,
                      const char *const *value_row, ptrdiff_t column, float *out, ptrdiff_t width) {
-    vf sum[TILE_ROWS][PANEL_VECS];
+    accumulators sum;
     UNROLL_ROWS UNROLL_VECS sum[r][v] = load(out + r * width + v * LANES);
     for (int i = first; i < last; i++) {
         vf value[PANEL_VECS];
-        UNROLL_VECS value[v] = load_elements(kind, value_row[i], column + v * LANES);
+        UNROLL_VECS value[v] = load_elements(kind, value_row[i], column + v * LANES), keep(&value[v]);
         UNROLL_ROWS {
             vf weight = splat(weights[r * KEY_TILE + i]);
-            UNROLL_VECS sum[r][v] += value[v] * weight;
+            UNROLL_VECS add_product(&sum[r][v], value[v], weight);
         }
     }
     UNROLL_ROWS UNROLL_VECS store(out + r * width + v * LANES, sum[r][v]);
@@ -155,118 +189,150 @@ INLINE void fade(float *largest, float top, float *total, float *sum, ptrdiff_t 
     for (ptrdiff_t d = 0; d < width; d += LANES) store(sum + d, load(sum + d) * splat(factor));
 }
 
-/* Turn one row's scores into weights relative to its running maximum, each times its value's scale; [first, last) are the columns
-   it may see, of those from `from` on (a multiple of LANES) that the tile reads. */
-static void soften(const struct attention *p, const struct work *w, float *scores, int first, int last, int from, int columns,
-                   float *largest, float *total, float *sum) {
-    vf peak = splat(-INFINITY);
+/* Cap a row's scores of a panel, and make them minus infinity but for columns first..last; peaks [LANES]: raised to them. */
+static void mask_scores(float soft_cap, float *scores, int first, int last, float *peaks) {
+    vf peak = load(peaks);
     vi lane;
     for (int i = 0; i < LANES; i++) lane[i] = i;
-    for (int i = from; i < columns; i += LANES) {
-        vf score = load(scores + i) * load(w->score_factor + i);
-        if (p->soft_cap != 0.0f) score = capped(score, p->soft_cap) * splat(LOG2_E);
-        if (i < first || i + LANES > last) {
-            vi column = lane + splat_int(i);
-            score = choose((column >= splat_int(first)) & (column < splat_int(last)), score, splat(-INFINITY));
-        }
+    for (int i = 0; i < PANEL; i += LANES) {
+        vf score = load(scores + i);
+        vi column = lane + splat_int(i);
+        if (soft_cap != 0.0f) score = capped(score, soft_cap) * splat(LOG2_E);
+        score = choose((column >= splat_int(first)) & (column < splat_int(last)), score, splat(-INFINITY));
         store(scores + i, score);
         peak = vmax(score, peak);
     }
-    float top = max_lanes(peak);
-    if (top < *largest) top = *largest;
+    store(peaks, peak);
+}
+
+/* Turn one row's scores into weights relative to `top`, each times its value's scale. Returns their sum without these. */
+static float weigh(const struct attention *p, const struct work *w, float *scores, float top, int from, int columns) {
     vf part = splat(0.0f);
     for (int i = from; i < columns; i += LANES) {
         vf weight = vexp2(load(scores + i) - splat(top));
-        store(scores + i, weight * load(w->weight_factor + i));
+        store(scores + i, p->value.scale ? weight * load(w->weight_factor + i) : weight);
         part += weight;
     }
-    fade(largest, top, total, sum, w->width);
-    *total += sum_lanes(part);
-}
-
-INLINE void score_rows(const int rows, const enum element kind, const struct work *w, const float *query, ptrdiff_t depth, int first,
-                       int columns) {
-    for (int part = first / LANES; part < columns / LANES; part += PANEL_VECS)
-        score_tile(rows, kind, query, depth, w->key_part + part, w->key_step, w->scores + part * LANES);
-}
-
-INLINE void mix_rows(const int rows, const enum element kind, const struct work *w, float *sum, int first, int last) {
-    for (ptrdiff_t column = 0; column < w->width; column += PANEL)
-        mix_tile(rows, kind, w->scores, first, last, w->value_row, column, sum + column, w->width);
+    return sum_lanes(part);
 }
 
 #define CASES_5(CASE, kind) CASE(1, kind) CASE(2, kind) CASE(3, kind) CASE(4, kind) CASE(5, kind)
 #if TILE_ROWS >= 12
-#define ALL_CASES(CASE, kind) \
-    CASES_5(CASE, kind) CASE(6, kind) CASE(7, kind) CASE(8, kind) CASE(9, kind) CASE(10, kind) CASE(11, kind) CASE(12, kind)
+#define CASES(CASE, kind) CASES_5(CASE, kind) CASE(6, kind) CASE(7, kind) CASE(8, kind) CASE(12, kind)
 #elif TILE_ROWS >= 6
-#define ALL_CASES(CASE, kind) CASES_5(CASE, kind) CASE(6, kind)
+#define CASES(CASE, kind) CASES_5(CASE, kind) CASE(6, kind)
 #else
-#define ALL_CASES(CASE, kind) CASES_5(CASE, kind)
+#define CASES CASES_5
 #endif
 
-/* One function per kind of element, and in it one piece of code per number of rows. */
-#define FOR_KIND(kind)                                                                                                         \
-    static void score_##kind(int rows, const struct work *w, const float *query, ptrdiff_t depth, int first, int columns) {   \
-        switch (rows) { ALL_CASES(SCORE_CASE, kind) }                                                                          \
-    }                                                                                                                          \
-    static void mix_##kind(int rows, const struct work *w, float *sum, int first, int last) {                                 \
-        switch (rows) { ALL_CASES(MIX_CASE, kind) }                                                                            \
+/* For each kind of element and number of rows a function: a compiler takes longer for all in one. */
+#define NOINLINE __attribute__((noinline))
+#define SCORE(n, kind)                                                                                                           \
+    static NOINLINE void score_##n##_##kind(const float *query, ptrdiff_t depth, const char *const *part, ptrdiff_t step,       \
+                                            const float *factor, float *scores, float *peaks) {                                  \
+        score_tile(n, kind, query, depth, part, step, factor, scores, peaks);                                                    \
     }
-#define SCORE_CASE(n, kind) case n: score_rows(n, kind, w, query, depth, first, columns); break;
-#define MIX_CASE(n, kind) case n: mix_rows(n, kind, w, sum, first, last); break;
+#define MIX(n, kind)                                                                                                             \
+    static NOINLINE void mix_##n##_##kind(const float *weights, int first, int last, const char *const *value_row,              \
+                                          ptrdiff_t column, float *out, ptrdiff_t width) {                                       \
+        mix_tile(n, kind, weights, first, last, value_row, column, out, width);                                                  \
+    }
+#define SCORE_NAME(n, kind) [n] = score_##n##_##kind,
+#define MIX_NAME(n, kind) [n] = mix_##n##_##kind,
 
-FOR_KIND(FLOAT32)
-FOR_KIND(INT8)
-FOR_KIND(E4M3)
-FOR_KIND(BFLOAT16)
+CASES(SCORE, FLOAT32) CASES(SCORE, INT8) CASES(SCORE, E4M3) CASES(SCORE, BFLOAT16)
+CASES(MIX, FLOAT32) CASES(MIX, INT8) CASES(MIX, E4M3) CASES(MIX, BFLOAT16)
 
-static void score_any(int rows, const struct work *w, const float *query, ptrdiff_t depth, int first, int columns) {
-    if (w->key_kind == FLOAT32) score_FLOAT32(rows, w, query, depth, first, columns);
-    else if (w->key_kind == INT8) score_INT8(rows, w, query, depth, first, columns);
-    else if (w->key_kind == E4M3) score_E4M3(rows, w, query, depth, first, columns);
-    else score_BFLOAT16(rows, w, query, depth, first, columns);
+typedef void (*scorer)(const float *, ptrdiff_t, const char *const *, ptrdiff_t, const float *, float *, float *);
+typedef void (*mixer)(const float *, int, int, const char *const *, ptrdiff_t, float *, ptrdiff_t);
+
+static const scorer scorers[][TILE_ROWS + 1] = {
+    [FLOAT32] = {CASES(SCORE_NAME, FLOAT32)}, [INT8] = {CASES(SCORE_NAME, INT8)},
+    [E4M3] = {CASES(SCORE_NAME, E4M3)}, [BFLOAT16] = {CASES(SCORE_NAME, BFLOAT16)}};
+static const mixer mixers[][TILE_ROWS + 1] = {
+    [FLOAT32] = {CASES(MIX_NAME, FLOAT32)}, [INT8] = {CASES(MIX_NAME, INT8)},
+    [E4M3] = {CASES(MIX_NAME, E4M3)}, [BFLOAT16] = {CASES(MIX_NAME, BFLOAT16)}};
+
+/* What row i of the item sees of the tile's columns; nothing where *first >= *last. */
+static void seen(const struct work *w, ptrdiff_t i, ptrdiff_t tile, int *first, int *last) {
+    *first = (int)at_most(at_least(w->first[i] - tile, 0), KEY_TILE);
+    *last = (int)at_most(at_least(w->last[i] - tile, 0), KEY_TILE);
 }
 
-static void mix_any(int rows, const struct work *w, float *sum, int first, int last) {
-    if (w->value_kind == FLOAT32) mix_FLOAT32(rows, w, sum, first, last);
-    else if (w->value_kind == INT8) mix_INT8(rows, w, sum, first, last);
-    else if (w->value_kind == E4M3) mix_E4M3(rows, w, sum, first, last);
-    else mix_BFLOAT16(rows, w, sum, first, last);
+/* The groups of rows that see something of the tile. */
+static int find_groups(const struct work *w, int rows, ptrdiff_t tile, struct group *groups) {
+    int count = 0;
+    for (int row = 0; row < rows; row += TILE_ROWS) {
+        struct group g = {.row = row, .rows = (int)at_most(TILE_ROWS, rows - row)};
+        g.computed = computed_rows(g.rows);
+        seen(w, row, tile, &g.first, &g.all_to);
+        seen(w, row + g.rows - 1, tile, &g.all_from, &g.last);
+        g.from = g.first / PANEL * PANEL, g.columns = (int)round_up(g.last, PANEL);
+        if (g.first < g.last) groups[count++] = g;
+    }
+    return count;
 }
 
-/* Rows row.. of the item against the tile of positions from `tile`. */
-static void attend_rows(const struct attention *p, const struct item *item, struct work *w, const struct state *state, ptrdiff_t row,
-                        int rows, ptrdiff_t tile) {
-    ptrdiff_t place = row - item->first_row;
-    int first, last, unused;
-    visible_columns(p, item, row, tile, KEY_TILE, &first, &unused);
-    visible_columns(p, item, row + rows - 1, tile, KEY_TILE, &unused, &last);
-    if (first >= last) return;
-    int from = first / PANEL * PANEL, columns = (int)round_up(last, PANEL);
-    score_any(rows, w, w->query + place * p->head_size, p->head_size, from, columns);
-    for (int r = 0; r < rows; r++) {
-        int begin, end;
-        visible_columns(p, item, row + r, tile, KEY_TILE, &begin, &end);
-        float *scores = w->scores + r * KEY_TILE;
-        if (begin < end)
-            soften(p, w, scores, begin, end, from, columns, &state->largest[place + r], &state->total[place + r],
-                   state->sum + (place + r) * w->width);
+/* Scores of a panel for the rows of a group. Rows that see it whole need no more than its products. */
+static void score(const struct attention *p, const struct work *w, const struct group *g, int column, ptrdiff_t tile) {
+    ALIGNED float unused[TILE_ROWS * LANES];
+    float *scores = w->scores + g->row * KEY_TILE + column, *peaks = w->peaks + g->row * LANES;
+    const int whole = column >= g->all_from && column + PANEL <= g->all_to && p->soft_cap == 0.0f;
+    scorers[w->key_kind][g->computed](w->query + g->row * p->head_size, p->head_size, w->key_part + column / LANES, w->key_step,
+                                      w->score_factor + column, scores, whole ? peaks : unused);
+    for (int r = 0; !whole && r < g->rows; r++) {
+        int first, last;
+        seen(w, g->row + r, tile, &first, &last);
+        mask_scores(p->soft_cap, scores + r * KEY_TILE, first - column, last - column, peaks + r * LANES);
+    }
+}
+
+/* Scores become weights. Step by step for all rows of a group: what one row's step waits for does not hold up the others. */
+static void soften(const struct attention *p, const struct work *w, const struct group *g, ptrdiff_t tile) {
+    float top[TILE_ROWS], total[TILE_ROWS], *scores = w->scores + g->row * KEY_TILE;
+    const struct state part = {w->part.largest + g->row, w->part.total + g->row, w->part.sum + g->row * w->width};
+    for (int r = 0; r < g->rows; r++) {
+        top[r] = max_lanes(load(w->peaks + (g->row + r) * LANES));
+        if (top[r] < part.largest[r]) top[r] = part.largest[r];
+    }
+    for (int r = 0; r < g->rows; r++) {
+        int first, last;
+        seen(w, g->row + r, tile, &first, &last);
+        if (first < last)
+            total[r] = weigh(p, w, scores + r * KEY_TILE, top[r], g->from, g->columns);
         else
-            memset(scores, 0, (size_t)columns * sizeof(float));
+            total[r] = 0.0f, memset(scores + r * KEY_TILE, 0, (size_t)g->columns * sizeof(float));
     }
-    mix_any(rows, w, state->sum + place * w->width, first, last);
+    for (int r = 0; r < g->rows; r++) {
+        fade(&part.largest[r], top[r], &part.total[r], part.sum + r * w->width, w->width);
+        part.total[r] += total[r];
+    }
+}
+
+/* The item's rows against a tile of positions: panel by panel of keys, then of values, so that it stays in the L1 cache while the rows
+   pass by. */
+static void attend_tile(const struct attention *p, struct work *w, int rows, ptrdiff_t tile) {
+    struct group groups[MAX_GROUPS];
+    const int count = find_groups(w, rows, tile, groups);
+    for (int r = 0; r < w->rows; r++) store(w->peaks + r * LANES, splat(-INFINITY));
+    for (int column = 0; column < KEY_TILE; column += PANEL)
+        for (const struct group *g = groups; g < groups + count; g++)
+            if (column >= g->from && column < g->columns) score(p, w, g, column, tile);
+    for (const struct group *g = groups; g < groups + count; g++) soften(p, w, g, tile);
+    for (ptrdiff_t column = 0; column < w->width; column += PANEL)
+        for (const struct group *g = groups; g < groups + count; g++)
+            mixers[w->value_kind][g->computed](w->scores + g->row * KEY_TILE, g->first, g->last, w->value_row, column,
+                                           w->part.sum + g->row * w->width + column, w->width);
 }
 
 static void attend(const struct attention *p, const struct item *item, void *work, const struct state *state, ptrdiff_t first,
                    ptrdiff_t last) {
     struct work *w = work;
     ptrdiff_t rows = item->last_row - item->first_row;
-    clear_state(&w->part, rows, w->width);
+    clear_state(&w->part, w->rows, w->width);
     for (ptrdiff_t tile = first; tile < last; tile += KEY_TILE) {
         gather(p, item, w, tile, at_most(tile + KEY_TILE, last));
-        for (ptrdiff_t row = item->first_row; row < item->last_row; row += TILE_ROWS)
-            attend_rows(p, item, w, &w->part, row, (int)at_most(TILE_ROWS, item->last_row - row), tile);
+        attend_tile(p, w, (int)rows, tile);
     }
     merge(state, &w->part, rows, w->width);
 }

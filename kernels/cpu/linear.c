@@ -26,16 +26,14 @@
 
 int twofold_panel_width(void) { return PANEL; }
 
-/* Floats in a cache line, features per turn of dense_tile's loop, rows of x that share a pointer: one or two strides further are
-   addresses that cost nothing. */
+/* Floats in a cache line, features per turn of dense_tile's loop. */
 #define LINE 16
 #define UNROLL_K 4
-#define POINTER_ROWS 3
 
 /* sum += the weights of one feature times x, `k` floats after each row's place. */
 INLINE void dense_feature(const int rows, const float *const *x, ptrdiff_t stride, int k, const float *w, accumulators sum) {
     vf column[PANEL_VECS];
-    UNROLL_VECS column[v] = load(w + v * LANES);
+    UNROLL_VECS column[v] = load(w + v * LANES), keep(&column[v]);
     UNROLL_ROWS {
         const float *place = x[r / POINTER_ROWS] + r % POINTER_ROWS * stride + k;
         if (r % POINTER_ROWS == 0) {

@@ -13,6 +13,9 @@
 /* How far ahead weights are asked for when each is used once, in features. */
 #define PREFETCH_K 48
 
+/* Rows of x that share a pointer: one or two strides further are addresses that cost nothing. */
+#define POINTER_ROWS 3
+
 #define UNROLL_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < rows; r++)
 #define UNROLL_VECS _Pragma("GCC unroll 4") for (int v = 0; v < PANEL_VECS; v++)
 
@@ -35,6 +38,15 @@ INLINE void add_product_with(vf *sum, vf w, const float *value) {
     __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(*sum) : "v"(w), "m"(*value));
 #else
     *sum += w * splat(*value);
+#endif
+}
+
+/* Have *w in a register from here on: a compiler may take it from memory again for every use. */
+INLINE void keep(vf *w) {
+#if defined(__AVX512F__)
+    __asm__("" : "+v"(*w));
+#else
+    (void)w;
 #endif
 }
 

@@ -175,6 +175,20 @@ def test_a_row_does_not_depend_on_its_batch_or_on_the_thread_count(scheme: Weigh
         cpu_threads.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("outputs", [256, 289, 800, 2100])
+@pytest.mark.parametrize("columns", [64, 512, 2048])
+def test_few_rows_get_every_panel_however_many_share_them(outputs: int, columns: int) -> None:
+    weight = integer_weight(WeightOnly(8, 32), (outputs, columns))
+    threads = cpu_threads.num_threads()
+    try:
+        for count in (1, 2, 5, 40):
+            cpu_threads.set_num_threads(count)
+            for rows in (1, 3):
+                check(weight, inputs(rows, columns), None)
+    finally:
+        cpu_threads.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("rows", [5, 600])
 @pytest.mark.parametrize("group_size", [32, 64, -1])
 def test_codes_are_those_of_a_division(rows: int, group_size: int) -> None:

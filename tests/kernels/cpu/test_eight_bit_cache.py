@@ -18,7 +18,7 @@ from twofold.platforms import cpu_threads, select_platform
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no compiled kernels: {unavailable()}")
 
-SHAPES = [(9, 3, 64, 16), (4, 4, 32, 8), (14, 2, 80, 16), (26, 2, 24, 4), (1, 1, 5, 1), (6, 1, 128, 64), (11, 1, 40, 16)]
+SHAPES = [(9, 3, 64, 16), (4, 4, 32, 8), (14, 2, 80, 16), (26, 2, 24, 4), (1, 1, 5, 1), (6, 1, 128, 64), (11, 1, 9, 16)]
 LENGTHS = [[(1, 130), (1, 128), (1, 300), (1, 2)], [(3, 20), (1, 1), (17, 145), (1, 129), (30, 290)]]
 MIXED = LENGTHS[1]
 

@@ -69,13 +69,17 @@ static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
 #endif
 }
 
+/* Where an item's panels begin. Of uneven parts the larger come first: two threads, with every other part each, end together. */
+static ptrdiff_t first_panel(const struct product *p, ptrdiff_t item) {
+    return (linear_panels(&p->w) * item + p->pieces - 1) / p->pieces;
+}
+
 /* Items: even parts of the panels, for few rows. */
 static void run_few(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct product *p = arg;
-    const ptrdiff_t panels = linear_panels(&p->w);
-    ptrdiff_t panel = panels * first / p->pieces;
-    for (ptrdiff_t item = first; item < last; item++)
-        for (ptrdiff_t left; (left = panels * (item + 1) / p->pieces - panel) > 0;) {
+    const ptrdiff_t end = first_panel(p, last);
+    for (ptrdiff_t panel = first_panel(p, first), item = first; panel < end; item++)
+        for (ptrdiff_t left; (left = first_panel(p, item + 1) - panel) > 0;) {
             const ptrdiff_t together = left / ((left + INT8_PANELS - 1) / INT8_PANELS);
             int8_panels_run(p, panel, (int)together, 0, p->w.rows, NULL);
             panel += together;

@@ -7,7 +7,7 @@ refused and their reasons, and every selection is kept for the kernel report.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,7 +51,8 @@ class Candidate:
     bytes; None: as many. ``shares_dense``: ``prepare`` takes a dense weight of the problem's dtype as it is.
     ``input_format(prepared)`` (linear only): the ``InputFormat`` of quantized inputs that ``run`` takes as well, or the
     dtype of rounded ones.
-    ``run_gated`` (linear only): ``silu_and_mul`` of what ``run`` gives, as ``input_format`` says or as floats.
+    ``run_gated`` (linear only): by the name of an activation (Hugging Face's) what gives it of the first half of
+    ``run``'s features times the second, as ``input_format`` says or as floats.
     ``assemble(problem)`` (linear only) begins a weight that is prepared part by part; None: it is prepared as a whole.
     ``look_up(problem, stored)`` (linear only): what gives rows (ids int64 [T], prepared) -> [T,K] of a prepared weight,
     bit for bit those of the stored matrix, so that an embedding needs no matrix of its own; ``stored`` is a dense one's
@@ -68,7 +69,7 @@ class Candidate:
     prepared_bytes: Callable[[Any, int], int] | None = None
     shares_dense: bool = False
     input_format: Callable[[Any], InputFormat | torch.dtype | None] | None = None
-    run_gated: Callable[..., Any] | None = None
+    run_gated: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     assemble: Callable[[Any], Assembly] | None = None
     look_up: Callable[[Any, Any], Callable[[Any, Any], Any] | None] | None = None
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,14 +21,16 @@ class LinearPart:
     """One prepared weight, the kernel that reads it, and its bias [N] or None.
 
     ``input_format``: how inputs may come quantized, or rounded to a dtype; None: not at all.
-    ``run_gated``: ``silu_and_mul`` of what ``run`` gives, as ``input_format`` says or in the dtype of ``run``; or None.
+    ``run_gated``: as in ``Candidate``.
     """
 
     run: Callable[[Tensor | QuantizedInput, Any, Tensor | None], Tensor]
     prepared: Any
     bias: Tensor | None
     input_format: InputFormat | torch.dtype | None = None
-    run_gated: Callable[[Tensor | QuantizedInput, Any, Tensor | None], Tensor] | None = None
+    run_gated: Mapping[str, Callable[[Tensor | QuantizedInput, Any, Tensor | None], Tensor]] = field(
+        default_factory=dict
+    )
 
 
 class Linear:
@@ -45,15 +47,17 @@ class Linear:
             return part.run(x, part.prepared, part.bias)
         return torch.cat([part.run(x, part.prepared, part.bias) for part in self._parts], dim=-1)
 
-    def gated(self, wanted: InputFormat | torch.dtype | None) -> Callable[[Tensor | QuantizedInput], Tensor] | None:
-        """``silu_and_mul`` of this product, for another that takes ``wanted`` (None: floats).
+    def gated(
+        self, activation: str, wanted: InputFormat | torch.dtype | None
+    ) -> Callable[[Tensor | QuantizedInput], Tensor] | None:
+        """x -> the activation of the first half of this product's features times the second.
 
-        None where no kernel does both.
+        For another product, that takes ``wanted`` (None: floats). None where no kernel does it all.
         """
         part = self._parts[0] if len(self._parts) == 1 else None
-        if part is None or part.run_gated is None or wanted is not part.input_format:
+        run_gated = None if part is None else part.run_gated.get(activation)
+        if part is None or run_gated is None or wanted is not part.input_format:
             return None
-        run_gated = part.run_gated
         return lambda x: run_gated(x, part.prepared, part.bias)
 
 

@@ -103,5 +103,4 @@ def gated_mlp(config: ModelConfig, prefix: str, inner: int, loader: Loader) -> G
     gate_up = loader.linear(parts, hidden, bias=bias)
     down = loader.linear({f"{prefix}.down_proj": hidden}, inner, bias=bias)
     activation = gated_activation(config.hidden_act, loader.dtype, loader.kernels, down.input_format)
-    gated = gate_up.gated(down.input_format) if config.hidden_act == "silu" else None
-    return GatedMLP(gate_up, down, activation, gated)
+    return GatedMLP(gate_up, down, activation, gate_up.gated(config.hidden_act, down.input_format))

@@ -81,7 +81,7 @@ def _register_linear(registry: Registry, activations: str) -> None:
                 assemble=linear_bf16.Bf16Assembly,
                 look_up=embedding.look_up_bf16,
                 input_format=linear_bf16.input_dtype,
-                run_gated=linear_bf16.run_gated,
+                run_gated={"silu": linear_bf16.run_gated},
             )
         )
         _register_rounding(registry)
@@ -104,7 +104,7 @@ def _register_linear(registry: Registry, activations: str) -> None:
             prepared_bytes=linear.dense_bytes,
             assemble=linear.DenseAssembly,
             look_up=embedding.look_up,
-            run_gated=linear.run_gated,
+            run_gated=linear.gated(linear.run_gated),
         ),
         *([two_planes] if activations == "int8" else []),
         product(
@@ -115,7 +115,7 @@ def _register_linear(registry: Registry, activations: str) -> None:
             prepared_bytes=linear.low_bit_bytes,
             assemble=linear_int8.Int8Assembly,
             look_up=embedding.look_up,
-            run_gated=linear_int8.run_gated,
+            run_gated=linear.gated(linear_int8.run_gated),
         ),
         product(
             name="c_low_bit_float32",
@@ -125,7 +125,7 @@ def _register_linear(registry: Registry, activations: str) -> None:
             prepared_bytes=linear.low_bit_bytes,
             assemble=linear.LowBitAssembly,
             look_up=embedding.look_up,
-            run_gated=linear.run_gated,
+            run_gated=linear.gated(linear.run_gated),
         ),
         product(
             name="c_small_floats",
@@ -134,7 +134,7 @@ def _register_linear(registry: Registry, activations: str) -> None:
             prepare=small_floats.prepare,
             prepared_bytes=small_floats.num_bytes,
             assemble=small_floats.SmallFloatAssembly,
-            run_gated=linear_rounded.run_gated,
+            run_gated=linear.gated(linear_rounded.run_gated),
         ),
         product(
             name="c_low_bit_rounded",
@@ -143,7 +143,7 @@ def _register_linear(registry: Registry, activations: str) -> None:
             prepare=linear_rounded.prepare,
             prepared_bytes=linear.low_bit_bytes,
             assemble=linear_rounded.RoundedAssembly,
-            run_gated=linear_rounded.run_gated,
+            run_gated=linear.gated(linear_rounded.run_gated),
         ),
     ):
         registry.register(candidate)

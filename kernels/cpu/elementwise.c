@@ -10,8 +10,6 @@
 /* Elements that are worth claiming by themselves, some microseconds. */
 #define PIECE_ELEMENTS (1 << 14)
 
-#define GELU_SLOPE 1.5957691216057308f
-#define GELU_CUBE 0.044715f
 
 struct norm {
     const float *x;
@@ -103,14 +101,14 @@ void twofold_rope(float *q, float *k, ptrdiff_t tokens, ptrdiff_t q_token, ptrdi
     team_run(rope_tokens, &p, tokens, team_grain(PIECE_ELEMENTS, 2 * half * (q_heads + k_heads)));
 }
 
-struct gate {
+struct gated {
     const float *x;
     ptrdiff_t rows, stride, size;
     float *out;
 };
 
 /* Each gate's activation times its up, by a function of vectors and one for the last few elements. */
-INLINE void gated_rows(const struct gate *p, ptrdiff_t row, ptrdiff_t last, vf (*vector)(vf), float (*single)(float)) {
+INLINE void gated_rows(const struct gated *p, ptrdiff_t row, ptrdiff_t last, vf (*vector)(vf), float (*single)(float)) {
     ptrdiff_t whole = vector ? p->size / LANES * LANES : 0;
     for (; row < last; row++) {
         const float *gate = p->x + row * p->stride, *up = gate + p->size;
@@ -124,21 +122,19 @@ INLINE float silu_single(float g) { return g / (1.0f + expf(-g)); }
 
 static void silu_rows(void *arg, ptrdiff_t row, ptrdiff_t last) { gated_rows(arg, row, last, silu, silu_single); }
 
-/* gelu by its approximation, g times the logistic function of 2 sqrt(2/pi) (g + 0.044715 g^3), or by the error function. */
-INLINE vf gelu_tanh_vector(vf g) { return g * logistic(splat(GELU_SLOPE) * (g + splat(GELU_CUBE) * g * g * g)); }
-
 INLINE float gelu_tanh_single(float g) { return g / (1.0f + expf(-GELU_SLOPE * (g + GELU_CUBE * g * g * g))); }
 
 static void gelu_tanh_rows(void *arg, ptrdiff_t row, ptrdiff_t last) {
-    gated_rows(arg, row, last, gelu_tanh_vector, gelu_tanh_single);
+    gated_rows(arg, row, last, gelu_tanh, gelu_tanh_single);
 }
 
+/* By the error function. */
 INLINE float gelu_single(float g) { return 0.5f * g * (1.0f + erff(g * 0.70710678f)); }
 
 static void gelu_rows(void *arg, ptrdiff_t row, ptrdiff_t last) { gated_rows(arg, row, last, NULL, gelu_single); }
 
 void twofold_gelu_and_mul(const float *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t size, int approximate, float *out) {
-    struct gate p = {x, rows, stride, size, out};
+    struct gated p = {x, rows, stride, size, out};
     team_run(approximate ? gelu_tanh_rows : gelu_rows, &p, rows, team_grain(PIECE_ELEMENTS, 4 * size));
 }
 
@@ -181,6 +177,6 @@ void twofold_sigmoid_gate(float *x, const float *gates, ptrdiff_t rows, ptrdiff_
 }
 
 void twofold_silu_and_mul(const float *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t size, float *out) {
-    struct gate p = {x, rows, stride, size, out};
+    struct gated p = {x, rows, stride, size, out};
     team_run(silu_rows, &p, rows, team_grain(PIECE_ELEMENTS, 4 * size));
 }

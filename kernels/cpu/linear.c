@@ -212,7 +212,10 @@ void linear_gate(const struct linear *p, ptrdiff_t first, ptrdiff_t last, ptrdif
     const float *gate = parts, *up = parts + (last - first) * width;
     float *out = p->gated + first * stride + panel * PANEL;
     for (ptrdiff_t row = first; row < last; row++, gate += width, up += width, out += stride)
-        for (ptrdiff_t i = 0; i < width; i += LANES) store(out + i, silu(load(gate + i)) * load(up + i));
+        for (ptrdiff_t i = 0; i < width; i += LANES) {
+            const vf value = load(gate + i);
+            store(out + i, (p->gate == SILU ? silu(value) : gelu_tanh(value)) * load(up + i));
+        }
 }
 
 /* A share of the gates, and the same of the ups. */
@@ -284,20 +287,20 @@ void twofold_linear_low_bit(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, 
     run(&p);
 }
 
-/* The same with silu of y's first half times the second: out [rows][out_features / 2], a multiple of PANEL. */
+/* The same with y's first half, put through a gate, times the second: out [rows][out_features / 2], a multiple of PANEL. */
 void twofold_gated_dense(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,
-                         const float *weight, const float *bias, float *out) {
+                         const float *weight, const float *bias, float *out, int gate) {
     struct linear p = {x, x_stride, rows, in_features, out_features, bias, .weight = weight, .gated = out,
-                       .ups = out_features / 2 / PANEL};
+                       .ups = out_features / 2 / PANEL, .gate = gate};
     run(&p);
 }
 
 void twofold_gated_low_bit(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,
                            const int32_t *codes, const void *scales, const uint8_t *zeros, const void *offsets,
                            int scale_type, ptrdiff_t words, ptrdiff_t groups, ptrdiff_t group_size, int bits,
-                           const float *bias, float *out) {
+                           const float *bias, float *out, int gate) {
     struct linear p = {x, x_stride, rows, in_features, out_features, bias, NULL, 0, NULL,
                        codes, scales, zeros, offsets, scale_type, words, groups, group_size, bits, 0, out,
-                       out_features / 2 / PANEL};
+                       out_features / 2 / PANEL, gate};
     run(&p);
 }

@@ -13,6 +13,9 @@
 #define E4M3_BITS 18
 #define E2M1_BITS 19
 
+/* What gates are put through: in the order of GATES in linear.py. */
+enum gate { SILU, GELU_TANH };
+
 struct linear {
     const float *x;
     ptrdiff_t x_stride;
@@ -36,8 +39,9 @@ struct linear {
     ptrdiff_t group_size;
     int bits; /* of a code; BFLOAT16_BITS or FLOAT16_BITS: two such floats in a word, without scales; or of small floats */
     ptrdiff_t piece_panels; /* panels per piece of work */
-    float *gated;           /* [rows][ups * PANEL]: takes silu of a panel of y times that `ups` panels on, y is not written; or NULL */
+    float *gated;           /* [rows][ups * PANEL]: takes a panel of y, put through `gate`, times that `ups` panels on, y is not written; or NULL */
     ptrdiff_t ups;
+    enum gate gate;
 };
 
 /* Items of a product cut into pieces of `piece_panels` panels, each with some rows: the piece size for a team that shares

@@ -5,7 +5,8 @@ Low-bit results equal those of the dequantized matrix bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,17 @@ from ...quant.packing import num_words
 from ...quant.scheme import Dense, Int8, LowBit, Offset, WeightOnly
 from ..problems import LinearProblem
 from . import step_memory
-from .elementwise import silu_and_mul
+from .elementwise import gelu_and_mul, silu_and_mul
 from .library import functions
 from .panels import DenseAssembly, DensePanels, LowBitAssembly, LowBitPanels, stored_bits, zero_type
 
 # Rows of a workspace come in multiples of so many: CAPACITY in linear_int8.c, two tiles' rows in linear_bf16.c.
 _ROWS = 32
+# The activations that gated products have, by Hugging Face's names; as ``enum gate`` in linear.h.
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu_and_mul,
+    "gelu_pytorch_tanh": partial(gelu_and_mul, approximate="tanh"),
+}
 # Up to so many rows a product's result is small.
 _FEW_ROWS = 64
 
@@ -100,22 +106,34 @@ def _low_bit_arguments(x: Tensor, weight: LowBitPanels, bias: Tensor | None) -> 
     )
 
 
-def run_gated(x: Tensor, weight: DensePanels | LowBitPanels, bias: Tensor | None = None) -> Tensor:
-    """``silu_and_mul`` of ``run_dense`` or ``run_low_bit``, [T,N/2].
+def run_gated(
+    x: Tensor, weight: DensePanels | LowBitPanels, bias: Tensor | None = None, activation: str = "silu"
+) -> Tensor:
+    """What ``GATES`` says of ``run_dense`` or ``run_low_bit``, [T,N/2].
 
     Of many rows without the whole product in memory, which would be most of what a prompt's step takes there.
     """
     if not is_gated_at_once(len(x), weight.out_features):
-        return silu_and_mul(run_dense(x, weight, bias))
+        return GATES[activation](run_dense(x, weight, bias))
     if isinstance(weight, LowBitPanels):
         x = _in_order(x, weight)
     x, rows = checked_rows(x, bias, weight.in_features)
-    out = step_memory.empty((rows, weight.out_features // 2))
+    out, gate = step_memory.empty((rows, weight.out_features // 2)), gate_number(activation)
     if isinstance(weight, LowBitPanels):
-        functions.twofold_gated_low_bit(*_low_bit_arguments(x, weight, bias), out.data_ptr())
+        functions.twofold_gated_low_bit(*_low_bit_arguments(x, weight, bias), out.data_ptr(), gate)
     else:
-        functions.twofold_gated_dense(*_dense_arguments(x, weight, bias), out.data_ptr())
+        functions.twofold_gated_dense(*_dense_arguments(x, weight, bias), out.data_ptr(), gate)
     return out
+
+
+def gated(function: Callable[..., Tensor]) -> Mapping[str, Callable[..., Tensor]]:
+    """``function``, one of those called ``run_gated``, for each of ``GATES``."""
+    return {activation: partial(function, activation=activation) for activation in GATES}
+
+
+def gate_number(activation: str) -> int:
+    """What C calls one of ``GATES``."""
+    return list(GATES).index(activation)
 
 
 def is_gated_at_once(rows: int, out_features: int) -> bool:

@@ -175,12 +175,13 @@ void twofold_linear_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, con
     run(p, x, x_stride, tensors, sizes, input_scale, workspace);
 }
 
-/* The same with silu of y's first half times the second: out [rows][OUT_FEATURES / 2], a multiple of PANEL. */
+/* The same with y's first half, put through a gate, times the second: out [rows][OUT_FEATURES / 2], a multiple of PANEL. */
 void twofold_gated_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, const void *const *tensors, const ptrdiff_t *sizes,
-                        float input_scale, void *workspace, const float *bias, float *out) {
+                        float input_scale, void *workspace, const float *bias, float *out, int gate) {
     struct product p = describe(sizes, tensors, rows);
     p.w.bias = bias;
     p.w.gated = out;
     p.w.ups = sizes[OUT_FEATURES] / 2 / PANEL;
+    p.w.gate = gate;
     run(p, x, x_stride, tensors, sizes, input_scale, workspace);
 }

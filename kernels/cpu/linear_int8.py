@@ -20,9 +20,8 @@ from ...quant.canonical import CanonicalWeight, DenseWeight
 from ...quant.scheme import Activation, Element, Int8, LowBit, Offset, WeightOnly
 from ..problems import LinearProblem
 from . import step_memory
-from .elementwise import silu_and_mul
 from .library import functions, unavailable_for
-from .linear import assemble, checked_rows, is_gated_at_once, workspace
+from .linear import GATES, assemble, checked_rows, gate_number, is_gated_at_once, workspace
 from .panels import LowBitAssembly, LowBitPanels
 
 # How inputs are rounded that a checkpoint leaves as they are.
@@ -111,15 +110,17 @@ def run(x: Tensor, weight: Int8Panels, bias: Tensor | None = None) -> Tensor:
     return _run(functions.twofold_linear_int8, x, weight, bias, weight.panels.out_features)
 
 
-def run_gated(x: Tensor, weight: Int8Panels, bias: Tensor | None = None) -> Tensor:
-    """``silu_and_mul`` of what ``run`` gives, [T,N/2]; of many rows without the whole product in memory."""
+def run_gated(x: Tensor, weight: Int8Panels, bias: Tensor | None = None, activation: str = "silu") -> Tensor:
+    """What ``GATES`` says of ``run``, [T,N/2]; of many rows without the whole product in memory."""
     features = weight.panels.out_features
     if not is_gated_at_once(len(x), features):
-        return silu_and_mul(run(x, weight, bias))
-    return _run(functions.twofold_gated_int8, x, weight, bias, features // 2)
+        return GATES[activation](run(x, weight, bias))
+    return _run(functions.twofold_gated_int8, x, weight, bias, features // 2, gate_number(activation))
 
 
-def _run(function: Callable[..., None], x: Tensor, weight: Int8Panels, bias: Tensor | None, features: int) -> Tensor:
+def _run(
+    function: Callable[..., None], x: Tensor, weight: Int8Panels, bias: Tensor | None, features: int, *gate: int
+) -> Tensor:
     x, rows = checked_rows(x, bias, weight.panels.in_features)
     y = step_memory.empty((rows, features))
     buffer = workspace(rows, weight.row_bytes)
@@ -133,6 +134,7 @@ def _run(function: Callable[..., None], x: Tensor, weight: Int8Panels, bias: Ten
         buffer.data_ptr(),
         None if bias is None else bias.data_ptr(),
         y.data_ptr(),
+        *gate,
     )
     return y
 

@@ -45,11 +45,13 @@ def run(x: Tensor, weight: LowBitPanels | RoundedPanels, bias: Tensor | None = N
     return run_low_bit(x, weight, bias)
 
 
-def run_gated(x: Tensor, weight: LowBitPanels | RoundedPanels, bias: Tensor | None = None) -> Tensor:
-    """``silu_and_mul`` of what ``run`` gives, [T,N/2]."""
+def run_gated(
+    x: Tensor, weight: LowBitPanels | RoundedPanels, bias: Tensor | None = None, activation: str = "silu"
+) -> Tensor:
+    """What ``GATES`` says of ``run``, [T,N/2]."""
     if isinstance(weight, RoundedPanels):
-        return linear.run_gated(weight.rounded(x), weight.panels, bias)
-    return linear.run_gated(x, weight, bias)
+        return linear.run_gated(weight.rounded(x), weight.panels, bias, activation)
+    return linear.run_gated(x, weight, bias, activation)
 
 
 def why_not(spec: DeviceSpec, problem: LinearProblem) -> str | None:

@@ -146,6 +146,11 @@ INLINE vf logistic(vf u) {
 
 INLINE vf silu(vf g) { return g * logistic(g); }
 
+/* gelu by its approximation, g times the logistic function of 2 sqrt(2/pi) (g + 0.044715 g^3). */
+#define GELU_SLOPE 1.5957691216057308f
+#define GELU_CUBE 0.044715f
+INLINE vf gelu_tanh(vf g) { return g * logistic(splat(GELU_SLOPE) * (g + splat(GELU_CUBE) * g * g * g)); }
+
 /* limit * tanh(x / limit). */
 INLINE vf capped(vf x, float limit) {
     vf e = vexp(vmin(x * splat(2.0f / limit), splat(80.0f)));

@@ -52,8 +52,8 @@ def test_norms_round_many_rows(kernels: KernelSet, size: int) -> None:
 
 def test_a_gated_layer_in_one_go(kernels: KernelSet) -> None:
     gate_up, down = linear(kernels, 192, 128), linear(kernels, 128, 96)
-    gated = gate_up.gated(down.input_format)
-    assert gated is not None and gate_up.gated(None) is None
+    gated = gate_up.gated("silu", down.input_format)
+    assert gated is not None and gate_up.gated("silu", None) is None
     activation = gated_activation("silu", torch.float32, kernels, down.input_format)
     norm = RMSNorm(torch.rand(128) + 0.5, 1e-5, kernels)
     x = inputs(128)
@@ -70,6 +70,9 @@ def format_of(layer: Linear) -> torch.dtype:
 
 def test_what_wants_floats_gets_floats(kernels: KernelSet) -> None:
     ordered, exact = linear(kernels, 64, 96, act_order=True), KernelSet(CpuPlatform().spec)
-    assert ordered.input_format is None and ordered.gated(torch.bfloat16) is None
-    assert linear(kernels, 192, 128).gated(ordered.input_format) is None
-    assert linear(exact, 192, 128).gated(torch.bfloat16) is None and linear(exact, 192, 128).gated(None) is not None
+    assert ordered.input_format is None and ordered.gated("silu", torch.bfloat16) is None
+    assert linear(kernels, 192, 128).gated("silu", ordered.input_format) is None
+    assert (
+        linear(exact, 192, 128).gated("silu", torch.bfloat16) is None
+        and linear(exact, 192, 128).gated("silu", None) is not None
+    )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
+
 import pytest
 import torch
 from twofold.kernels.cases.case import ACTIVATIONS, Sizes, Source
 from twofold.kernels.cases.products import CPU_SCHEMES, SCHEMES, AnyScheme, random_weight
-from twofold.kernels.cpu.elementwise import silu_and_mul
+from twofold.kernels.cpu.elementwise import gelu_and_mul, silu_and_mul
 from twofold.kernels.cpu.library import unavailable
 from twofold.kernels.kernel_set import default_registry
 from twofold.kernels.problems import LinearProblem
@@ -15,6 +18,7 @@ from twofold.platforms.cpu import CpuPlatform
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no compiled kernels: {unavailable()}")
 
+ACTIVATIONS_OF = {"silu": silu_and_mul, "gelu_pytorch_tanh": partial(gelu_and_mul, approximate="tanh")}
 ROWS = (1, 64, 65, 300, 700)
 COLUMNS = 96
 
@@ -25,7 +29,7 @@ def candidates(scheme: AnyScheme, rows: int) -> list[Candidate]:
     spec, found = CpuPlatform().spec, {}
     for how in ACTIVATIONS:
         for each in default_registry(spec, how).candidates("linear"):
-            if each.run_gated is not None and each.can_run(spec, problem) is None:
+            if each.run_gated and each.can_run(spec, problem) is None:
                 found[each.name] = each
     return list(found.values())
 
@@ -43,9 +47,10 @@ def test_equals_the_activation_of_the_product(scheme: AnyScheme, inner: int) -> 
     weight, found = random_weight(source, scheme), candidates(scheme, 2 * inner)
     assert found
     for candidate in found:
-        assert candidate.prepare is not None and candidate.run_gated is not None
+        assert candidate.prepare is not None
         prepared = candidate.prepare(weight, torch.float32)
-        for rows in ROWS:
-            for added in (None, bias):
-                wanted = silu_and_mul(candidate.run(x[:rows], prepared, added))
-                assert torch.equal(candidate.run_gated(x[:rows], prepared, added), wanted), (candidate.name, rows)
+        for rows, added in itertools.product(ROWS, (None, bias)):
+            plain = candidate.run(x[:rows], prepared, added)
+            for name, run_gated in candidate.run_gated.items():
+                result = run_gated(x[:rows], prepared, added)
+                assert torch.equal(result, ACTIVATIONS_OF[name](plain)), (candidate.name, name, rows)

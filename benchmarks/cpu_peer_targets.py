@@ -11,6 +11,12 @@ from cpu_peer_table import COLUMNS, Figure, figure, markdown
 AHEAD = 1.3
 READ_SHARE = 0.7
 PRODUCT_SHARE = 0.6
+# What shares are of, by the keys of machine_speed.py.
+_READS = {"read bandwidth": "read_large_pages_gbs", "bandwidth of a matrix times a vector": "read_matrix_gbs"}
+_PRODUCTS = {
+    "fbgemm's int8 product": ("int8_fbgemm_gflops",),
+    "the best int8 product": ("int8_product_gflops", "int8_onednn_gflops", "int8_fbgemm_gflops"),
+}
 _FORMS = {(workload, key): form for _, workload, key, form in COLUMNS}
 # What each workload is judged by.
 _KEYS = {
@@ -126,26 +132,31 @@ def _verdict(met: bool, sure: bool) -> str:
 
 
 def _of_bandwidth(kept: dict[str, Any], bits: int) -> list[list[str]]:
-    """Bytes of weights that the quickest row reads a second, beside the plain read of this run."""
-    speed = _ceiling(kept, "read_large_pages_gbs")
+    """Bytes of weights that the quickest row reads a second, beside this run's reads: in order, and of a matrix."""
     rows = {name: row for name, row in kept["peers"].items() if row.get("weight_bytes")}
     ours = best({"peers": rows}, Target("w1", bits, 1.0), True)
-    if ours is None or speed is None:
+    if ours is None:
         return []
-    rate = ours[1].value * rows[ours[0]]["weight_bytes"] / 1e9
-    title = f"w1 at {bits} bits, of the read bandwidth"
-    return [_share(title, _shown("w1", _KEYS["w1"], ours), rate, speed, "GB/s", READ_SHARE, ours[1])]
+    rate, shown = ours[1].value * rows[ours[0]]["weight_bytes"] / 1e9, _shown("w1", _KEYS["w1"], ours)
+    return [
+        _share(f"w1 at {bits} bits, of the {name}", shown, rate, speed, "GB/s", READ_SHARE, ours[1])
+        for name, key in _READS.items()
+        if (speed := _ceiling(kept, key)) is not None
+    ]
 
 
 def _of_products(kept: dict[str, Any], bits: int) -> list[list[str]]:
-    """Operations of the layers' products a second while a prompt is read, beside the best int8 product of this run."""
-    speeds = [_ceiling(kept, key) or 0.0 for key in ("int8_product_gflops", "int8_dynamic_gflops")]
+    """Operations of the layers' products a second while a prompt is read, beside int8 products of this run: fbgemm's,
+    and the best, which on processors with tiles is oneDNN's."""
     ours = best(kept, Target("w2", bits, 1.0), True)
-    if ours is None or not max(speeds) or "layer_parameters" not in kept:
+    if ours is None or "layer_parameters" not in kept:
         return []
-    rate = ours[1].value * 2 * kept["layer_parameters"] / 1e9
-    title = f"w2 at {bits} bits, of the best int8 product"
-    return [_share(title, _shown("w2", _KEYS["w2"], ours), rate, max(speeds), "GFLOP/s", PRODUCT_SHARE, ours[1])]
+    rate, shown = ours[1].value * 2 * kept["layer_parameters"] / 1e9, _shown("w2", _KEYS["w2"], ours)
+    return [
+        _share(f"w2 at {bits} bits, of {name}", shown, rate, speed, "GFLOP/s", PRODUCT_SHARE, ours[1])
+        for name, keys in _PRODUCTS.items()
+        if (speed := max(_ceiling(kept, key) or 0.0 for key in keys))
+    ]
 
 
 def _share(title: str, shown: str, rate: float, bound: float, unit: str, wanted: float, of: Figure) -> list[str]:

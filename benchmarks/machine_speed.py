@@ -1,11 +1,13 @@
 """What two threads of this machine can do, for the bounds of a table: read bandwidth and matrix products.
 
 Products are those of a layer of SmolLM2 and of a larger one over 512 rows, by the fastest of torch's kernels: float32,
-bfloat16, and int8 (fbgemm's and oneDNN's dynamic linear, and the plain int8 product).
+bfloat16, and int8 (fbgemm's and oneDNN's dynamic linear, and the plain int8 product). A matrix times a vector reads
+several rows at a time, which more requests to memory can be under way for than for one place.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,10 +16,12 @@ import torch
 
 SHAPES = [(576, 1536), (1536, 576), (2048, 2048)]
 ROWS = 512
+MATRIX_COLUMNS = 1 << 14
 
 
 def machine_speed(threads: int, seconds: float = 10.0) -> dict[str, float]:
-    """GB/s of reading a gigabyte in ordinary and in large pages, and the best GFLOP/s of each kind of product.
+    """GB/s of reading a gigabyte in ordinary and in large pages, in order and as a matrix times a vector, and the best
+    GFLOP/s of each kind of product.
 
     ``seconds`` is shared out among some twenty measurements; each takes its best repetition.
     """
@@ -33,6 +37,10 @@ def machine_speed(threads: int, seconds: float = 10.0) -> dict[str, float]:
     ):
         area.fill_(1.0)
         figures[name] = area.nbytes / _best(area.sum, each) / 1e9
+        if name == "read_large_pages_gbs":
+            matrix, vector = area.view(-1, MATRIX_COLUMNS), torch.ones(MATRIX_COLUMNS)
+            figures["read_matrix_gbs"] = area.nbytes / _best(functools.partial(torch.mv, matrix, vector), each) / 1e9
+            del matrix
     del area
     for features, outputs in SHAPES:
         for kind, call in _products(features, outputs):
@@ -48,7 +56,7 @@ def _products(features: int, outputs: int) -> Iterator[tuple[str, Callable[[], o
     yield "bfloat16_gflops", lambda: torch.nn.functional.linear(x16, weight16)
     for engine in ("fbgemm", "onednn"):
         if engine in torch.backends.quantized.supported_engines:
-            yield "int8_dynamic_gflops", _dynamic_linear(engine, x, weight)
+            yield f"int8_{engine}_gflops", _dynamic_linear(engine, x, weight)
     x8, weight8 = x.to(torch.int8), weight.to(torch.int8).t()
     yield "int8_product_gflops", lambda: torch._int_mm(x8, weight8)
 

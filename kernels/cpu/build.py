@@ -47,7 +47,7 @@ _FLAGS = (
     "-Wno-psabi",
 )
 # What takes longest is compiled first, so that the processors end together.
-_SLOWEST = ("linear_low_bit.c", "int8_panels.c", "linear_bf16_few.c", "attention_floats.c", "linear.c", "int8_tiles.c")
+_SLOWEST = ("linear_low_bit.c", "int8_panels.c", "attention_floats.c", "linear.c", "int8_tiles.c")
 _TIMEOUT_S = 300
 # How long one compiler is listened to before the next one's turn.
 _LISTEN_S = 0.01

@@ -178,7 +178,13 @@ def test_targets_follow_from_the_figures(tmp_path: Path) -> None:
         "openvino:bfloat16": row(w1={"decode_tok_s": 80}),
         "transformers:bfloat16": row(w1={"decode_tok_s": 40}),
     }
-    speeds = {"read_large_pages_gbs": 25.0, "int8_product_gflops": 500.0, "int8_dynamic_gflops": 400.0}
+    speeds = {
+        "read_large_pages_gbs": 25.0,
+        "read_matrix_gbs": 32.0,
+        "int8_product_gflops": 500.0,
+        "int8_onednn_gflops": 400.0,
+        "int8_fbgemm_gflops": 250.0,
+    }
     text = tables(tmp_path, {"machine": {"speeds": [speeds]}, "layer_parameters": 100_000_000, "peers": peers})
 
     w1 = line(text, "| w1 at 4 bits |")
@@ -195,6 +201,10 @@ def test_targets_follow_from_the_figures(tmp_path: Path) -> None:
     assert simple[2:] == ["transformers:bfloat16: 40.0", "1.25x", "1.0x", "met"], "OpenVINO is not in this target"
     # 200 steps a second of 0.1 GB each; 1,000 tokens a second of 0.2 GFLOP each.
     assert line(text, "| w1 at 4 bits, of the read bandwidth |")[2:] == ["20 of 25 GB/s", "80%", "70%", "met"]
+    matrix = line(text, "| w1 at 4 bits, of the bandwidth of a matrix times a vector |")
+    assert matrix[2:] == ["20 of 32 GB/s", "62%", "70%", "missed"]
+    fbgemm = line(text, "| w2 at 8 bits, of fbgemm's int8 product |")
+    assert fbgemm[2:] == ["200 of 250 GFLOP/s", "80%", "60%", "met"]
     assert line(text, "| w2 at 8 bits, of the best int8 product |")[2:] == [
         "200 of 500 GFLOP/s",
         "40%",

@@ -139,7 +139,7 @@ static void multiply_one_by_one(struct experts *e, const ptrdiff_t *starts) {
         const ptrdiff_t rows = starts[i + 1] - starts[i];
         if (rows == 0) continue;
         if (e->int8_sizes)
-            twofold_linear_int8(x, e->sizes[IN], rows, tensors, e->int8_sizes, e->input_scales[i], e->workspace, NULL, y);
+            twofold_linear_int8(x, e->sizes[IN], rows, tensors, e->int8_sizes, e->input_scales[i], e->workspace, NULL, y, NO_GATE);
         else
             twofold_linear_bf16(x, e->sizes[IN], rows, tensors, e->bf16_sizes, e->workspace, NULL, y);
     }

@@ -112,7 +112,7 @@ static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 
 static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 
-ptrdiff_t linear_panels(const struct linear *p) { return p->gated ? p->ups : (p->out_features + PANEL - 1) / PANEL; }
+ptrdiff_t linear_panels(const struct linear *p) { return p->gate ? p->ups : (p->out_features + PANEL - 1) / PANEL; }
 
 static ptrdiff_t num_chunks(const struct linear *p) { return (p->rows + ROW_CHUNK - 1) / ROW_CHUNK; }
 
@@ -204,17 +204,23 @@ struct linear linear_part(const struct linear *p, ptrdiff_t row, ptrdiff_t panel
     struct linear at = *p;
     at.y = part - row * width - panel * PANEL;
     at.y_stride = width;
+    at.gate = NO_GATE;
     return at;
 }
 
+void linear_set_gate(struct linear *p, int gate) {
+    p->gate = gate;
+    p->ups = gate ? p->out_features / 2 / PANEL : 0;
+}
+
 void linear_gate(const struct linear *p, ptrdiff_t first, ptrdiff_t last, ptrdiff_t panel, ptrdiff_t panels, const float *parts) {
-    const ptrdiff_t width = panels * PANEL, stride = p->ups * PANEL;
+    const ptrdiff_t width = panels * PANEL;
     const float *gate = parts, *up = parts + (last - first) * width;
-    float *out = p->gated + first * stride + panel * PANEL;
-    for (ptrdiff_t row = first; row < last; row++, gate += width, up += width, out += stride)
+    float *y = p->y + first * p->y_stride + panel * PANEL;
+    for (ptrdiff_t row = first; row < last; row++, gate += width, up += width, y += p->y_stride)
         for (ptrdiff_t i = 0; i < width; i += LANES) {
             const vf value = load(gate + i);
-            store(out + i, (p->gate == SILU ? silu(value) : gelu_tanh(value)) * load(up + i));
+            store(y + i, (p->gate == SILU ? silu(value) : gelu_tanh(value)) * load(up + i));
         }
 }
 
@@ -234,13 +240,13 @@ static void run_gated(const struct linear *p, struct share share, float *scratch
 void linear_run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct linear *p = arg;
     ptrdiff_t panels = linear_panels(p), chunks = num_chunks(p);
-    const ptrdiff_t codes = p->codes ? GROUP_PANELS * BLOCK_K * PANEL : 0, parts = p->gated ? 2 * ROW_CHUNK * GROUP_PANELS * PANEL : 0;
+    const ptrdiff_t codes = p->codes ? GROUP_PANELS * BLOCK_K * PANEL : 0, parts = p->gate ? 2 * ROW_CHUNK * GROUP_PANELS * PANEL : 0;
     float *scratch = codes + parts ? thread_scratch((codes + parts) * sizeof(float)) : NULL;
-    const ptrdiff_t together = chunks == 1 && !p->gated ? last - first : 1;
+    const ptrdiff_t together = chunks == 1 && !p->gate ? last - first : 1;
     for (ptrdiff_t item = first; item < last; item += together) {
         ptrdiff_t row = item % chunks * ROW_CHUNK, start = item / chunks * p->piece_panels;
         struct share share = {start, smaller(start + together * p->piece_panels, panels), row, smaller(row + ROW_CHUNK, p->rows)};
-        if (p->gated)
+        if (p->gate)
             run_gated(p, share, scratch, scratch + codes);
         else
             run_share(p, &share, scratch);
@@ -265,42 +271,28 @@ ptrdiff_t linear_item_grain(const struct linear *p) {
     return is_few(p->rows) ? larger(grain, FEW_PANELS / p->piece_panels) : grain;
 }
 
-static void run(struct linear *p) {
-    p->piece_panels = linear_piece(linear_grid(p));
-    ptrdiff_t items = linear_num_items(p);
-    team_run(linear_run_items, p, items, team_even_grain(items, linear_item_grain(p)));
+static void run(struct linear p, int gate) {
+    linear_set_gate(&p, gate);
+    p.piece_panels = linear_piece(linear_grid(&p));
+    ptrdiff_t items = linear_num_items(&p);
+    team_run(linear_run_items, &p, items, team_even_grain(items, linear_item_grain(&p)));
 }
 
-/* y [rows][out_features]. */
+/* y [rows][out_features], or with a gate half as many. */
 void twofold_linear_dense(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,
-                          const float *weight, const float *bias, float *y, ptrdiff_t y_stride) {
-    struct linear p = {x, x_stride, rows, in_features, out_features, bias, y, y_stride, .weight = weight};
-    run(&p);
+                          const float *weight, const float *bias, float *y, ptrdiff_t y_stride, int gate) {
+    run((struct linear){.x = x, .x_stride = x_stride, .rows = rows, .in_features = in_features, .out_features = out_features,
+                        .bias = bias, .y = y, .y_stride = y_stride, .weight = weight},
+        gate);
 }
 
 void twofold_linear_low_bit(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,
                             const int32_t *codes, const void *scales, const uint8_t *zeros, const void *offsets,
                             int scale_type, ptrdiff_t words, ptrdiff_t groups, ptrdiff_t group_size, int bits,
-                            const float *bias, float *y, ptrdiff_t y_stride) {
-    struct linear p = {x, x_stride, rows, in_features, out_features, bias, y, y_stride, NULL,
-                       codes, scales, zeros, offsets, scale_type, words, groups, group_size, bits, 0};
-    run(&p);
-}
-
-/* The same with y's first half, put through a gate, times the second: out [rows][out_features / 2], a multiple of PANEL. */
-void twofold_gated_dense(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,
-                         const float *weight, const float *bias, float *out, int gate) {
-    struct linear p = {x, x_stride, rows, in_features, out_features, bias, .weight = weight, .gated = out,
-                       .ups = out_features / 2 / PANEL, .gate = gate};
-    run(&p);
-}
-
-void twofold_gated_low_bit(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, ptrdiff_t in_features, ptrdiff_t out_features,
-                           const int32_t *codes, const void *scales, const uint8_t *zeros, const void *offsets,
-                           int scale_type, ptrdiff_t words, ptrdiff_t groups, ptrdiff_t group_size, int bits,
-                           const float *bias, float *out, int gate) {
-    struct linear p = {x, x_stride, rows, in_features, out_features, bias, NULL, 0, NULL,
-                       codes, scales, zeros, offsets, scale_type, words, groups, group_size, bits, 0, out,
-                       out_features / 2 / PANEL, gate};
-    run(&p);
+                            const float *bias, float *y, ptrdiff_t y_stride, int gate) {
+    run((struct linear){.x = x, .x_stride = x_stride, .rows = rows, .in_features = in_features, .out_features = out_features,
+                        .bias = bias, .y = y, .y_stride = y_stride, .codes = codes, .scales = scales, .zeros = zeros,
+                        .offsets = offsets, .scale_type = scale_type, .words = words, .groups = groups, .group_size = group_size,
+                        .bits = bits},
+        gate);
 }

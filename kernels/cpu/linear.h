@@ -13,8 +13,8 @@
 #define E4M3_BITS 18
 #define E2M1_BITS 19
 
-/* What gates are put through: in the order of GATES in linear.py. */
-enum gate { SILU, GELU_TANH };
+/* What a gated product's gates are put through: in the order of GATES in linear.py. */
+enum gate { NO_GATE, SILU, GELU_TANH };
 
 struct linear {
     const float *x;
@@ -39,9 +39,9 @@ struct linear {
     ptrdiff_t group_size;
     int bits; /* of a code; BFLOAT16_BITS or FLOAT16_BITS: two such floats in a word, without scales; or of small floats */
     ptrdiff_t piece_panels; /* panels per piece of work */
-    float *gated;           /* [rows][ups * PANEL]: takes a panel of y, put through `gate`, times that `ups` panels on, y is not written; or NULL */
-    ptrdiff_t ups;
+    /* With a gate the product's first half are gates, the second ups, each `ups` panels, and y takes gates put through it times ups. */
     enum gate gate;
+    ptrdiff_t ups;
 };
 
 /* Items of a product cut into pieces of `piece_panels` panels, each with some rows: the piece size for a team that shares
@@ -60,12 +60,15 @@ ptrdiff_t linear_panels(const struct linear *p);
 /* The product with its panels from `panel` on written to part [rows from `row` on][width] instead. */
 struct linear linear_part(const struct linear *p, ptrdiff_t row, ptrdiff_t panel, float *part, ptrdiff_t width);
 
-/* Rows first..last-1 of `gated`, of `panels` panels, from parts [2][rows][panels * PANEL]. */
+/* A product with a gate, one of `gate`'s: y has half as many features as it, and these fill whole panels. */
+void linear_set_gate(struct linear *p, int gate);
+
+/* Rows first..last-1 of y, of `panels` panels, from gates and ups: parts [2][rows][panels * PANEL]. */
 void linear_gate(const struct linear *p, ptrdiff_t first, ptrdiff_t last, ptrdiff_t panel, ptrdiff_t panels, const float *parts);
 
 /* A product with x in 8 bits, in linear_int8.c. */
 void twofold_linear_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, const void *const *tensors, const ptrdiff_t *sizes,
-                         float input_scale, void *workspace, const float *bias, float *y);
+                         float input_scale, void *workspace, const float *bias, float *y, int gate);
 
 /* A product in bfloat16, in linear_bf16.c. */
 void twofold_linear_bf16(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, const void *const *tensors, const ptrdiff_t *sizes,

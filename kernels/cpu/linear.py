@@ -29,6 +29,7 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu_and_mul,
     "gelu_pytorch_tanh": partial(gelu_and_mul, approximate="tanh"),
 }
+NO_GATE = 0
 # Up to so many rows a product's result is small.
 _FEW_ROWS = 64
 
@@ -40,24 +41,7 @@ def prepare_dense(weight: CanonicalWeight, dtype: torch.dtype) -> DensePanels | 
 
 def run_dense(x: Tensor, weight: DensePanels | LowBitPanels, bias: Tensor | None = None) -> Tensor:
     """x [T,K] float32 -> [T,N]."""
-    if isinstance(weight, LowBitPanels):
-        return run_low_bit(x, weight, bias)
-    x, rows = checked_rows(x, bias, weight.in_features)
-    y = step_memory.empty((rows, weight.out_features))
-    functions.twofold_linear_dense(*_dense_arguments(x, weight, bias), y.data_ptr(), weight.out_features)
-    return y
-
-
-def _dense_arguments(x: Tensor, weight: DensePanels, bias: Tensor | None) -> tuple[int | None, ...]:
-    return (
-        x.data_ptr(),
-        x.stride(0),
-        len(x),
-        weight.in_features,
-        weight.out_features,
-        weight.pointer,
-        None if bias is None else bias.data_ptr(),
-    )
+    return _run(x, weight, bias, NO_GATE)
 
 
 def prepare_low_bit(weight: CanonicalWeight, dtype: torch.dtype) -> LowBitPanels:
@@ -76,34 +60,7 @@ def assemble(kind: Callable[[LinearProblem], Any], weight: CanonicalWeight, dtyp
 
 def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> Tensor:
     """x [T,K] float32 -> [T,N]."""
-    x, rows = checked_rows(_in_order(x, weight), bias, weight.in_features)
-    y = step_memory.empty((rows, weight.out_features))
-    functions.twofold_linear_low_bit(*_low_bit_arguments(x, weight, bias), y.data_ptr(), weight.out_features)
-    return y
-
-
-def _in_order(x: Tensor, weight: LowBitPanels) -> Tensor:
-    """x with its features in the weight's order."""
-    return x if weight.perm is None else x.index_select(1, weight.perm)
-
-
-def _low_bit_arguments(x: Tensor, weight: LowBitPanels, bias: Tensor | None) -> tuple[int | None, ...]:
-    return (
-        x.data_ptr(),
-        x.stride(0),
-        len(x),
-        weight.in_features,
-        weight.out_features,
-        weight.codes.data_ptr(),
-        weight.scales.data_ptr(),
-        *weight.zero_pointers,
-        weight.scale_type,
-        weight.codes.shape[1],
-        weight.scales.shape[1],
-        weight.group_size,
-        weight.bits,
-        None if bias is None else bias.data_ptr(),
-    )
+    return _run(x, weight, bias, NO_GATE)
 
 
 def run_gated(
@@ -115,15 +72,33 @@ def run_gated(
     """
     if not is_gated_at_once(len(x), weight.out_features):
         return GATES[activation](run_dense(x, weight, bias))
-    if isinstance(weight, LowBitPanels):
-        x = _in_order(x, weight)
+    return _run(x, weight, bias, gate_number(activation))
+
+
+def _run(x: Tensor, weight: DensePanels | LowBitPanels, bias: Tensor | None, gate: int) -> Tensor:
+    if isinstance(weight, LowBitPanels) and weight.perm is not None:
+        x = x.index_select(1, weight.perm)
     x, rows = checked_rows(x, bias, weight.in_features)
-    out, gate = step_memory.empty((rows, weight.out_features // 2)), gate_number(activation)
-    if isinstance(weight, LowBitPanels):
-        functions.twofold_gated_low_bit(*_low_bit_arguments(x, weight, bias), out.data_ptr(), gate)
-    else:
-        functions.twofold_gated_dense(*_dense_arguments(x, weight, bias), out.data_ptr(), gate)
-    return out
+    features = weight.out_features // 2 if gate else weight.out_features
+    y = step_memory.empty((rows, features))
+    sizes = x.data_ptr(), x.stride(0), rows, weight.in_features, weight.out_features
+    into = None if bias is None else bias.data_ptr(), y.data_ptr(), features, gate
+    if isinstance(weight, DensePanels):
+        functions.twofold_linear_dense(*sizes, weight.pointer, *into)
+        return y
+    functions.twofold_linear_low_bit(
+        *sizes,
+        weight.codes.data_ptr(),
+        weight.scales.data_ptr(),
+        *weight.zero_pointers,
+        weight.scale_type,
+        weight.codes.shape[1],
+        weight.scales.shape[1],
+        weight.group_size,
+        weight.bits,
+        *into,
+    )
+    return y
 
 
 def gated(function: Callable[..., Tensor]) -> Mapping[str, Callable[..., Tensor]]:
@@ -133,7 +108,7 @@ def gated(function: Callable[..., Tensor]) -> Mapping[str, Callable[..., Tensor]
 
 def gate_number(activation: str) -> int:
     """What C calls one of ``GATES``."""
-    return list(GATES).index(activation)
+    return list(GATES).index(activation) + 1
 
 
 def is_gated_at_once(rows: int, out_features: int) -> bool:

@@ -52,13 +52,13 @@ static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
         amx_configure(p->tile_words);
     }
 #endif
-    const size_t parts = w->gated ? 2 * sizeof(float) * (size_t)(smaller(p->chunk, w->rows) * PANEL) : 0;
+    const size_t parts = w->gate ? 2 * sizeof(float) * (size_t)(smaller(p->chunk, w->rows) * PANEL) : 0;
     uint8_t *scratch = bytes + parts ? thread_scratch(bytes + parts) : NULL;
     for (ptrdiff_t item = first; item < last; item++) {
         ptrdiff_t row = item % p->chunks * p->chunk, start = item / p->chunks * w->piece_panels;
         ptrdiff_t end = smaller(row + p->chunk, w->rows);
         for (ptrdiff_t panel = start; panel < start + w->piece_panels && panel < panels; panel++) {
-            if (w->gated)
+            if (w->gate)
                 run_gated(p, panel, row, end, (float *)scratch, scratch + parts);
             else
                 run_any(p, panel, row, end, scratch);
@@ -137,51 +137,42 @@ static void find_extra(const struct int8_rows *x, int32_t *extra) {
     }
 }
 
-static void run(struct product p, const float *x, ptrdiff_t x_stride, const void *const *tensors, const ptrdiff_t *sizes, float input_scale,
+static void run(struct product *p, const float *x, ptrdiff_t x_stride, const void *const *tensors, const ptrdiff_t *sizes, float input_scale,
                 void *workspace) {
-    const ptrdiff_t rows = p.w.rows;
-    int8_tiles_plan(&p);
-    if (!p.x.tiled) p.x.capacity = rows; /* scales of one row lie side by side, in few lines for other cores to fetch */
+    const ptrdiff_t rows = p->w.rows;
+    int8_tiles_plan(p);
+    if (!p->x.tiled) p->x.capacity = rows; /* scales of one row lie side by side, in few lines for other cores to fetch */
     struct int8_input input = {.x = x, .x_stride = x_stride, .rows = rows, .columns = sizes[IN_FEATURES], .perm = tensors[PERM],
-                               .group = sizes[INPUT_GROUP], .scale = input_scale, .bits = p.w.bits,
-                               .factor = p.coding != CENTRED ? 1 : p.tiles ? 0 : -(1 << (p.w.bits - 1))};
-    int8_rows_make(&input, workspace, &p.x);
-    if (p.x.planes == 2) {
-        int32_t *extra = p.x.sums + p.x.capacity * p.x.planes * p.x.blocks;
-        find_extra(&p.x, extra);
-        p.extra = extra;
+                               .group = sizes[INPUT_GROUP], .scale = input_scale, .bits = p->w.bits,
+                               .factor = p->coding != CENTRED ? 1 : p->tiles ? 0 : -(1 << (p->w.bits - 1))};
+    int8_rows_make(&input, workspace, &p->x);
+    if (p->x.planes == 2) {
+        int32_t *extra = p->x.sums + p->x.capacity * p->x.planes * p->x.blocks;
+        find_extra(&p->x, extra);
+        p->extra = extra;
     }
-    if (rows <= FEW_ROWS && !p.tiles && !p.w.gated) {
-        p.pieces = few_pieces(&p);
-        team_run(run_few, &p, p.pieces, 1);
+    if (rows <= FEW_ROWS && !p->tiles && !p->w.gate) {
+        p->pieces = few_pieces(p);
+        team_run(run_few, p, p->pieces, 1);
         return;
     }
-    const ptrdiff_t panels = linear_panels(&p.w), sides = p.w.gated ? 2 : 1;
-    p.w.piece_panels = linear_piece(panels * p.chunks);
-    ptrdiff_t pieces = (panels + p.w.piece_panels - 1) / p.w.piece_panels, chunk = rows < p.chunk ? rows : p.chunk;
-    ptrdiff_t grain = team_grain(PIECE_WORK, (chunk + DOT_ROWS - 1) / DOT_ROWS * p.w.in_features * sides * p.w.piece_panels * PANEL);
-    team_run(run_items, &p, pieces * p.chunks, team_even_grain(pieces * p.chunks, grain));
+    const ptrdiff_t panels = linear_panels(&p->w), sides = p->w.gate ? 2 : 1;
+    p->w.piece_panels = linear_piece(panels * p->chunks);
+    ptrdiff_t pieces = (panels + p->w.piece_panels - 1) / p->w.piece_panels, chunk = rows < p->chunk ? rows : p->chunk;
+    ptrdiff_t grain = team_grain(PIECE_WORK, (chunk + DOT_ROWS - 1) / DOT_ROWS * p->w.in_features * sides * p->w.piece_panels * PANEL);
+    team_run(run_items, p, pieces * p->chunks, team_even_grain(pieces * p->chunks, grain));
 }
 
-/* y [rows][OUT_FEATURES], contiguous. sizes: in the order of the names above; INPUT_GROUP features of x share a scale (0: a row's
-   do), BLOCK features a scale of x and one of the weight, PLANES is 1 or 2. tensors: as in linear.h, and perm int64 or NULL. A fixed `input_scale`,
-   or 0: each from its values. workspace: for each of the rows, in multiples of CAPACITY, PLANES rows of codes, 8 bytes per block and plane, and with two planes lists as in struct product. */
+/* y [rows][OUT_FEATURES], or with a gate half as many, contiguous. sizes: in the order of the names above; INPUT_GROUP features of
+   x share a scale (0: a row's do), BLOCK features a scale of x and one of the weight, PLANES is 1 or 2. tensors: as in linear.h, and
+   perm int64 or NULL. A fixed `input_scale`, or 0: each from its values. workspace: for each of the rows, in multiples of CAPACITY,
+   PLANES rows of codes, 8 bytes per block and plane, and with two planes lists as in struct product. */
 void twofold_linear_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, const void *const *tensors, const ptrdiff_t *sizes,
-                         float input_scale, void *workspace, const float *bias, float *y) {
+                         float input_scale, void *workspace, const float *bias, float *y, int gate) {
     struct product p = describe(sizes, tensors, rows);
     p.w.bias = bias;
     p.w.y = y;
-    p.w.y_stride = sizes[OUT_FEATURES];
-    run(p, x, x_stride, tensors, sizes, input_scale, workspace);
-}
-
-/* The same with y's first half, put through a gate, times the second: out [rows][OUT_FEATURES / 2], a multiple of PANEL. */
-void twofold_gated_int8(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, const void *const *tensors, const ptrdiff_t *sizes,
-                        float input_scale, void *workspace, const float *bias, float *out, int gate) {
-    struct product p = describe(sizes, tensors, rows);
-    p.w.bias = bias;
-    p.w.gated = out;
-    p.w.ups = sizes[OUT_FEATURES] / 2 / PANEL;
-    p.w.gate = gate;
-    run(p, x, x_stride, tensors, sizes, input_scale, workspace);
+    p.w.y_stride = gate ? sizes[OUT_FEATURES] / 2 : sizes[OUT_FEATURES];
+    linear_set_gate(&p.w, gate);
+    run(&p, x, x_stride, tensors, sizes, input_scale, workspace);
 }

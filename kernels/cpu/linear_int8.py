@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +20,7 @@ from ...quant.scheme import Activation, Element, Int8, LowBit, Offset, WeightOnl
 from ..problems import LinearProblem
 from . import step_memory
 from .library import functions, unavailable_for
-from .linear import GATES, assemble, checked_rows, gate_number, is_gated_at_once, workspace
+from .linear import GATES, NO_GATE, assemble, checked_rows, gate_number, is_gated_at_once, workspace
 from .panels import LowBitAssembly, LowBitPanels
 
 # How inputs are rounded that a checkpoint leaves as they are.
@@ -107,24 +106,21 @@ def two_planes(problem: LinearProblem) -> Int8Assembly:
 
 def run(x: Tensor, weight: Int8Panels, bias: Tensor | None = None) -> Tensor:
     """x [T,K] float32 -> [T,N]."""
-    return _run(functions.twofold_linear_int8, x, weight, bias, weight.panels.out_features)
+    return _run(x, weight, bias, NO_GATE)
 
 
 def run_gated(x: Tensor, weight: Int8Panels, bias: Tensor | None = None, activation: str = "silu") -> Tensor:
     """What ``GATES`` says of ``run``, [T,N/2]; of many rows without the whole product in memory."""
-    features = weight.panels.out_features
-    if not is_gated_at_once(len(x), features):
+    if not is_gated_at_once(len(x), weight.panels.out_features):
         return GATES[activation](run(x, weight, bias))
-    return _run(functions.twofold_gated_int8, x, weight, bias, features // 2, gate_number(activation))
+    return _run(x, weight, bias, gate_number(activation))
 
 
-def _run(
-    function: Callable[..., None], x: Tensor, weight: Int8Panels, bias: Tensor | None, features: int, *gate: int
-) -> Tensor:
+def _run(x: Tensor, weight: Int8Panels, bias: Tensor | None, gate: int) -> Tensor:
     x, rows = checked_rows(x, bias, weight.panels.in_features)
-    y = step_memory.empty((rows, features))
+    y = step_memory.empty((rows, weight.panels.out_features // 2 if gate else weight.panels.out_features))
     buffer = workspace(rows, weight.row_bytes)
-    function(
+    functions.twofold_linear_int8(
         x.data_ptr(),
         x.stride(0),
         rows,
@@ -134,7 +130,7 @@ def _run(
         buffer.data_ptr(),
         None if bias is None else bias.data_ptr(),
         y.data_ptr(),
-        *gate,
+        gate,
     )
     return y
 

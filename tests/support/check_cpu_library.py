@@ -89,6 +89,25 @@ def check_int8() -> None:
             assert ((result - expected).abs() <= 1e-6 * size).all(), (scheme, rows)
 
 
+def check_gated() -> None:
+    """Gates and ups of many rows in panels of their own, over one block of features and two."""
+    for columns in (170, 700):
+        bias = torch.randn(128)
+        weight = integer_weight(WeightOnly(4, 32), (128, columns))
+        for module, prepared in (
+            (linear, linear.prepare_dense(DenseWeight(torch.randn(128, columns)), torch.float32)),
+            (linear, linear.prepare_low_bit(weight, torch.float32)),
+            (linear_int8, linear_int8.prepare(weight, torch.float32)),
+        ):
+            run = linear.run_dense if module is linear else linear_int8.run
+            for rows in (65, 209):
+                x = torch.randn(rows, columns)
+                for name, activation in linear.GATES.items():
+                    assert linear.is_gated_at_once(rows, 128)
+                    result = module.run_gated(x, prepared, bias, name)
+                    assert torch.equal(result, activation(run(x, prepared, bias))), (columns, rows, name)
+
+
 def check_small_floats() -> None:
     for scheme, scales in SCHEMES:
         for shape in ((1, 7), (45, 170)):
@@ -239,6 +258,7 @@ def main(path: str, driver: str | None = None) -> None:
     torch.manual_seed(0)
     check_linear()
     check_int8()
+    check_gated()
     check_experts()
     check_small_floats()
     check_rounding_experts()

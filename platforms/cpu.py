@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 from pathlib import Path
 
 import torch
@@ -19,6 +20,9 @@ from .spec import DeviceSpec
 from .thread_plan import ThreadPlan, plan_threads
 
 _MEMINFO = Path("/proc/meminfo")
+_STATM = Path("/proc/self/statm")
+# Of a limited address space: stacks, the C library's arenas and the steps' area take places that never become memory.
+_UNUSED_ADDRESSES = 768 << 20
 
 
 class CpuPlatform(Platform):
@@ -47,6 +51,7 @@ class CpuPlatform(Platform):
 
     def memory(self) -> MemoryInfo:
         total, free = host_memory()
+        free = min(free, free_addresses())
         limit = memory_limit()
         if limit is None:
             return MemoryInfo(total, free)
@@ -112,6 +117,15 @@ def host_memory(meminfo: Path = _MEMINFO) -> tuple[int, int]:
     page = os.sysconf("SC_PAGE_SIZE")
     total = os.sysconf("SC_PHYS_PAGES") * page
     return total, total // 2
+
+
+def free_addresses(statm: Path = _STATM) -> int:
+    """Bytes that a limit of this process's address space (``ulimit -v``) leaves for memory; without one, no bound."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY or not statm.exists():
+        return 1 << 62
+    taken = int(statm.read_text().split()[0]) * resource.getpagesize()
+    return max(0, limit - taken - _UNUSED_ADDRESSES)
 
 
 def _matrix_dtypes(features: frozenset[str]) -> frozenset[str]:

@@ -68,6 +68,7 @@ class EngineCore:
         self._pooling = parts.pooling
         warm_up(self)
         self._counters, self._next_order = EngineStats(num_blocks=self._plan.num_blocks), 0
+        self.graphs.num_replays = 0
 
     @classmethod
     def from_parts(

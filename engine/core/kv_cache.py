@@ -51,7 +51,8 @@ def plan_kv_cache(config: EngineConfig, model: Model, platform: Platform) -> KVP
     if num_blocks < 1:
         raise ConfigError(
             f"the KV cache may take {budget} bytes and one block of {size} tokens takes {block_bytes}; "
-            "free memory, raise kv_cache_bytes or memory_fraction, or take a smaller model"
+            "free memory, lift a limit of the address space (ulimit -v), raise kv_cache_bytes or memory_fraction, "
+            "or take a smaller model"
         )
     check_asked_bytes(config, num_blocks * block_bytes, free)
     if config.kv_cache_bytes is not None and num_blocks < budget // block_bytes:

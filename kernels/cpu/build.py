@@ -209,4 +209,4 @@ def _remove_stale(folder: Path) -> None:
 
 def _failure(command: list[str], text: str) -> str:
     lines = [line for line in text.splitlines() if "error" in line] or text.splitlines() or ["no message"]
-    return f"{shlex.join(command)} failed: {lines[0]}"
+    return f"{lines[0]} (from {shlex.join(command)})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,23 @@ def test_cgroup_v1_and_no_limit(tmp_path):
     assert cgroup.memory_limit(root, process) is None
     assert cgroup.cpu_quota(root, process) is None
     assert cgroup.memory_limit(tmp_path / "nothing", tmp_path / "neither") is None
+
+
+def test_a_limit_of_the_address_space_counts(tmp_path, monkeypatch):
+    statm = tmp_path / "statm"
+    statm.write_text("1000 20 3\n")
+    page, unused = resource.getpagesize(), cpu._UNUSED_ADDRESSES
+    limits = {"soft": 1000 * page + unused + 5000}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits["soft"], resource.RLIM_INFINITY))
+    assert cpu.free_addresses(statm) == 5000
+    limits["soft"] = 10 * page
+    assert cpu.free_addresses(statm) == 0
+    limits["soft"] = resource.RLIM_INFINITY
+    assert cpu.free_addresses(statm) > 1 << 60
+    monkeypatch.setattr(cpu, "host_memory", lambda: (10**12, 10**12))
+    monkeypatch.setattr(cpu, "memory_limit", lambda: None)
+    monkeypatch.setattr(cpu, "free_addresses", lambda: 5000)
+    assert cpu.CpuPlatform().memory().free == 5000
 
 
 def test_free_memory_is_what_the_container_leaves(monkeypatch):

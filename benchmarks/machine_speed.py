@@ -30,23 +30,25 @@ def machine_speed(threads: int, seconds: float = 10.0) -> dict[str, float]:
     torch.set_num_threads(threads)
     each = seconds / 24
     figures = {}
-    for name, area in (
-        ("read_gbs", torch.empty(1 << 28)),
-        ("read_large_pages_gbs", weight_memory.empty((1 << 28,), torch.float32)),
-        ("read_112mb_gbs", weight_memory.empty((28_000_000,), torch.float32)),
+    large = weight_memory.empty((1 << 28,), torch.float32)
+    for name, area, read in (
+        ("read_gbs", torch.empty(1 << 28), torch.sum),
+        ("read_large_pages_gbs", large, torch.sum),
+        ("read_matrix_gbs", large.view(-1, MATRIX_COLUMNS), _times_ones),
+        ("read_112mb_gbs", weight_memory.empty((28_000_000,), torch.float32), torch.sum),
     ):
         area.fill_(1.0)
-        figures[name] = area.nbytes / _best(area.sum, each) / 1e9
-        if name == "read_large_pages_gbs":
-            matrix, vector = area.view(-1, MATRIX_COLUMNS), torch.ones(MATRIX_COLUMNS)
-            figures["read_matrix_gbs"] = area.nbytes / _best(functools.partial(torch.mv, matrix, vector), each) / 1e9
-            del matrix
-    del area
+        figures[name] = area.nbytes / _best(functools.partial(read, area), each) / 1e9
+    del area, large
     for features, outputs in SHAPES:
         for kind, call in _products(features, outputs):
             rate = 2 * ROWS * features * outputs / _best(call, each) / 1e9
             figures[kind] = max(rate, figures.get(kind, 0.0))
     return figures
+
+
+def _times_ones(matrix: torch.Tensor) -> torch.Tensor:
+    return torch.mv(matrix, torch.ones(matrix.shape[1]))
 
 
 def _products(features: int, outputs: int) -> Iterator[tuple[str, Callable[[], object]]]:

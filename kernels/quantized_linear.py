@@ -44,9 +44,9 @@ class RoundedInput:
 def register_quantized_ops(registry: Registry, spec: DeviceSpec) -> None:
     """Append the candidates, best first."""
     if spec.device_type == "cpu":
-        _register(registry, "c_low_bit_emulated", _packed_in_c, cpu_linear.prepare_low_bit, cpu_linear.run_low_bit)
-        _register(registry, "c_dense_emulated", _dense_in_c, cpu_linear.prepare_dense, cpu_linear.run_dense)
-        _register(registry, "c_dense_dequantized", _dense_in_c, cpu_linear.prepare_dense, cpu_linear.run_dense, False)
+        _register(registry, "c_low_bit_emulated", _packed_in_c, cpu_linear.prepare_low_bit, cpu_linear.run)
+        _register(registry, "c_dense_emulated", _dense_in_c, cpu_linear.prepare_dense, cpu_linear.run)
+        _register(registry, "c_dense_dequantized", _dense_in_c, cpu_linear.prepare_dense, cpu_linear.run, False)
     else:
         _register(registry, "torch_unpacking_emulated", _kept, keep, run_unpacking)
         _register(registry, "torch_unpacking", _kept, keep, run_unpacking, False)
@@ -72,7 +72,7 @@ def _register(
             can_run=lambda spec, problem: wanted(problem.scheme) or can_run(spec, problem),
             run=_rounding(run) if emulates else run,
             prepare=_with_input(prepare) if emulates else prepare,
-            own_threads=run in (cpu_linear.run_low_bit, cpu_linear.run_dense),
+            own_threads=run is cpu_linear.run,
             prepared_bytes=_PREPARED_BYTES.get(prepare),
             assemble=_assembly_of(prepare, emulates=emulates),
         )

@@ -99,7 +99,7 @@ def _register_linear(registry: Registry, activations: str) -> None:
         product(
             name="c_dense_float32",
             can_run=_dense,
-            run=linear.run_dense,
+            run=linear.run,
             prepare=linear.prepare_dense,
             prepared_bytes=linear.dense_bytes,
             assemble=linear.DenseAssembly,
@@ -120,7 +120,7 @@ def _register_linear(registry: Registry, activations: str) -> None:
         product(
             name="c_low_bit_float32",
             can_run=_low_bit,
-            run=linear.run_low_bit,
+            run=linear.run,
             prepare=linear.prepare_low_bit,
             prepared_bytes=linear.low_bit_bytes,
             assemble=linear.LowBitAssembly,

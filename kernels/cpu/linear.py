@@ -39,11 +39,6 @@ def prepare_dense(weight: CanonicalWeight, dtype: torch.dtype) -> DensePanels | 
     return assemble(DenseAssembly, weight, dtype)
 
 
-def run_dense(x: Tensor, weight: DensePanels | LowBitPanels, bias: Tensor | None = None) -> Tensor:
-    """x [T,K] float32 -> [T,N]."""
-    return _run(x, weight, bias, NO_GATE)
-
-
 def prepare_low_bit(weight: CanonicalWeight, dtype: torch.dtype) -> LowBitPanels:
     """Lay codes, scales and zeros of a packed or an int8 weight out in panels."""
     return assemble(LowBitAssembly, weight, dtype)
@@ -58,7 +53,7 @@ def assemble(kind: Callable[[LinearProblem], Any], weight: CanonicalWeight, dtyp
     return assembly.finish()
 
 
-def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> Tensor:
+def run(x: Tensor, weight: DensePanels | LowBitPanels, bias: Tensor | None = None) -> Tensor:
     """x [T,K] float32 -> [T,N]."""
     return _run(x, weight, bias, NO_GATE)
 
@@ -66,12 +61,12 @@ def run_low_bit(x: Tensor, weight: LowBitPanels, bias: Tensor | None = None) -> 
 def run_gated(
     x: Tensor, weight: DensePanels | LowBitPanels, bias: Tensor | None = None, activation: str = "silu"
 ) -> Tensor:
-    """What ``GATES`` says of ``run_dense`` or ``run_low_bit``, [T,N/2].
+    """What ``GATES`` says of ``run``, [T,N/2].
 
     Of many rows without the whole product in memory, which would be most of what a prompt's step takes there.
     """
     if not is_gated_at_once(len(x), weight.out_features):
-        return GATES[activation](run_dense(x, weight, bias))
+        return GATES[activation](run(x, weight, bias))
     return _run(x, weight, bias, gate_number(activation))
 
 

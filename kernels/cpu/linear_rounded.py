@@ -12,7 +12,7 @@ from ...quant.scheme import Int8, LowBit
 from ..problems import LinearProblem
 from . import linear, rounding
 from .library import unavailable_for
-from .linear import assemble, run_low_bit
+from .linear import assemble
 from .panels import LowBitAssembly, LowBitPanels, stored_bits
 from .rounding import RoundedPanels
 
@@ -41,8 +41,8 @@ def prepare(weight: CanonicalWeight, dtype: torch.dtype) -> LowBitPanels | Round
 def run(x: Tensor, weight: LowBitPanels | RoundedPanels, bias: Tensor | None = None) -> Tensor:
     """x [T,K] float32 -> [T,N]; also for weights of ``small_floats``."""
     if isinstance(weight, RoundedPanels):
-        return run_low_bit(weight.rounded(x), weight.panels, bias)
-    return run_low_bit(x, weight, bias)
+        return linear.run(weight.rounded(x), weight.panels, bias)
+    return linear.run(x, weight, bias)
 
 
 def run_gated(

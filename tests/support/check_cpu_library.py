@@ -49,7 +49,7 @@ def check_linear() -> None:
         for rows in range(1, 15):
             x = torch.randn(rows, shape[1])
             torch.testing.assert_close(
-                linear.run_dense(x, prepared, bias).double(),
+                linear.run(x, prepared, bias).double(),
                 x.double() @ weight.double().T + bias,
                 atol=1e-3,
                 rtol=1e-4,
@@ -61,8 +61,8 @@ def check_linear() -> None:
         low_bit, dense = linear.prepare_low_bit(packed, torch.float32), linear.prepare_dense(packed, torch.float32)
         for rows in range(1, 15):
             x = torch.randn(rows, 170)
-            result = linear.run_low_bit(x, low_bit)
-            assert torch.equal(result, linear.run_dense(x, dense)), (bits, rows)
+            result = linear.run(x, low_bit)
+            assert torch.equal(result, linear.run(x, dense)), (bits, rows)
             expected = x.double() @ dequantize(packed, torch.float64).T
             torch.testing.assert_close(result.double(), expected, atol=0.05, rtol=1e-3)
 
@@ -99,13 +99,12 @@ def check_gated() -> None:
             (linear, linear.prepare_low_bit(weight, torch.float32)),
             (linear_int8, linear_int8.prepare(weight, torch.float32)),
         ):
-            run = linear.run_dense if module is linear else linear_int8.run
             for rows in (65, 209):
                 x = torch.randn(rows, columns)
                 for name, activation in linear.GATES.items():
                     assert linear.is_gated_at_once(rows, 128)
                     result = module.run_gated(x, prepared, bias, name)
-                    assert torch.equal(result, activation(run(x, prepared, bias))), (columns, rows, name)
+                    assert torch.equal(result, activation(module.run(x, prepared, bias))), (columns, rows, name)
 
 
 def check_small_floats() -> None:
@@ -117,7 +116,7 @@ def check_small_floats() -> None:
             for rows in (1, 3, 5, 8, 30):
                 x = torch.randn(rows, shape[1])
                 rounded = x if scheme.activation is None else reference.fake_quantize(x, scheme.activation)
-                assert torch.equal(linear_rounded.run(x, prepared), linear.run_dense(rounded, dense)), (scheme, rows)
+                assert torch.equal(linear_rounded.run(x, prepared), linear.run(rounded, dense)), (scheme, rows)
     for how in (Activation(Element.INT8, symmetric=False), Activation(Element.FP4, 32, power_of_two=True)):
         x = torch.randn(3, 130)
         assert torch.equal(rounding.round_rows(x, how), reference.fake_quantize(x, how)), how

@@ -21,9 +21,9 @@ def check_tape() -> None:
 
     def step() -> tuple[torch.Tensor, ...]:
         x = (embedding.embed_packed(ids, table) * 3.0).index_select(1, columns)
-        qkv = linear.run_dense(elementwise.rms_norm(x, norm, 1e-6), panels)
+        qkv = linear.run(elementwise.rms_norm(x, norm, 1e-6), panels)
         mixed = fused.rope_write_attend(qkv, cos_sin, positions, case.cache, case.batch, 0.3)
-        normed, total = elementwise.add_rms_norm(linear.run_dense(mixed, square), x, norm, 1e-6)
+        normed, total = elementwise.add_rms_norm(linear.run(mixed, square), x, norm, 1e-6)
         routing, chosen = route.moe_route(normed[:, :5], 2)
         gates = torch.cat([elementwise.silu_and_mul(normed), elementwise.gelu_and_mul(total)], dim=-1)
         gates = elementwise.sigmoid_gate(gates, routing[:, :1].clone())

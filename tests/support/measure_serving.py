@@ -1,6 +1,6 @@
 """Run as a program: serves one prompt and prints, as JSON, how far memory grew beside weights and KV cache.
 
-    python measure_serving.py MODEL SMALL_MODEL EXACT|int8|bf16 PROMPT_TOKENS NEW_TOKENS
+    python measure_serving.py MODEL SMALL_MODEL exact|int8|bf16 PROMPT_TOKENS NEW_TOKENS
 
 ``grown`` is the peak of resident memory, from the start of the load to the last token, over what the process had when
 SMALL_MODEL had served the same: what libraries take by themselves does not count. All figures in bytes.

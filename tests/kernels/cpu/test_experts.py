@@ -50,9 +50,7 @@ def test_against_float64(scheme: Scheme, tokens: int, num_experts: int, top_k: i
 @pytest.mark.parametrize("scheme", [DENSE, PACKED, ACT_ORDER], ids=str)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_row_is_what_its_expert_alone_gives(scheme: Scheme, threads: int) -> None:
-    prepare, run = (
-        (linear.prepare_dense, linear.run_dense) if scheme == DENSE else (linear.prepare_low_bit, linear.run_low_bit)
-    )
+    prepare = linear.prepare_dense if scheme == DENSE else linear.prepare_low_bit
     x, ids = torch.randn(37, 320, generator=torch.Generator().manual_seed(1)), random_ids(37, 5, 3)
     before = cpu_threads.num_threads()
     try:
@@ -63,7 +61,7 @@ def test_a_row_is_what_its_expert_alone_gives(scheme: Scheme, threads: int) -> N
     alone = [prepare(weight, torch.float32) for weight in random_weights(scheme, 5, (200, 320))]
     for token in range(37):
         for choice in range(3):
-            row = run(x[token : token + 1], alone[int(ids[token, choice])])[0]
+            row = linear.run(x[token : token + 1], alone[int(ids[token, choice])])[0]
             assert torch.equal(result[token, choice], row)
 
 
@@ -85,7 +83,7 @@ def test_lopsided_batches_and_strides() -> None:
     panels, random = prepared(PACKED, 4, (40, 96)), torch.Generator().manual_seed(2)
     x = torch.randn(96, 50, generator=random).T
     one = torch.full((50, 1), 3, dtype=torch.int32)
-    alone = linear.run_low_bit(x, linear.prepare_low_bit(random_weights(PACKED, 4, (40, 96))[3], torch.float32))
+    alone = linear.run(x, linear.prepare_low_bit(random_weights(PACKED, 4, (40, 96))[3], torch.float32))
     assert torch.equal(experts.expert_linear(x, panels, one)[:, 0], alone)
     assert not experts.expert_linear(x, panels, one - 4).any()
     assert not experts.expert_linear(x, panels, one + 1, torch.ones(50, 1)).any()

@@ -50,15 +50,15 @@ def test_dense(shape, with_bias):
         x = wide[:, 2 : 2 + shape[1]]
         expected = x.double() @ weight.double().T + (bias.double() if with_bias else 0)
         bound = x.double().abs() @ weight.double().abs().T * 1e-6 + 1e-6
-        assert ((linear.run_dense(x, prepared, bias) - expected).abs() <= bound).all()
+        assert ((linear.run(x, prepared, bias) - expected).abs() <= bound).all()
 
 
 def test_dense_takes_no_rows_and_any_strides():
     weight = torch.randn(40, 20, generator=torch.Generator().manual_seed(0))
     prepared = linear.prepare_dense(DenseWeight(weight.T.contiguous().T), torch.float32)
-    assert linear.run_dense(torch.empty(0, 20), prepared).shape == (0, 40)
+    assert linear.run(torch.empty(0, 20), prepared).shape == (0, 40)
     x = torch.randn(20, 6, generator=torch.Generator().manual_seed(1)).T
-    torch.testing.assert_close(linear.run_dense(x, prepared), x @ weight.T)
+    torch.testing.assert_close(linear.run(x, prepared), x @ weight.T)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
@@ -72,7 +72,7 @@ def test_low_bit_equals_its_dequantized_matrix_bit_for_bit(bits, shape, group_si
     bias = torch.randn(shape[0], generator=generator)
     for rows in ROWS:
         x = torch.randn(rows, shape[1], generator=generator)
-        assert torch.equal(linear.run_low_bit(x, prepared, bias), linear.run_dense(x, dense, bias))
+        assert torch.equal(linear.run(x, prepared, bias), linear.run(x, dense, bias))
 
 
 @pytest.mark.parametrize("bits", [3, 4, 7, 8])
@@ -93,7 +93,7 @@ def test_offsets_instead_of_zeros(bits, shape, group_size):
     assert prepared.zeros is not None and prepared.zeros.dtype is torch.float16
     for count in ROWS:
         x = torch.randn(count, columns, generator=generator)
-        assert torch.equal(linear.run_low_bit(x, prepared), linear.run_dense(x, dense))
+        assert torch.equal(linear.run(x, prepared), linear.run(x, dense))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -104,7 +104,7 @@ def test_16_bit_scales_give_what_the_same_numbers_give_in_float32(scheme, dtype)
     wide = replace(weight, scales=weight.scales.float(), zeros=offsets)
     generator = torch.Generator().manual_seed(10)
     for kernel, prepare, run in (
-        ("exact", linear.prepare_low_bit, linear.run_low_bit),
+        ("exact", linear.prepare_low_bit, linear.run),
         ("int8", linear_int8.prepare, linear_int8.run),
     ):
         prepared, prepared_wide = prepare(weight, torch.float32), prepare(wide, torch.float32)
@@ -120,7 +120,7 @@ def test_every_16_bit_scale(dtype):
     weight = PackedWeight(WeightOnly(8, -1), (len(scales), 4), pack(torch.full((len(scales), 4), 129), 8), scales)
     x = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
     finite = scales.isfinite().flatten()
-    result = linear.run_low_bit(x, linear.prepare_low_bit(weight, torch.float32)).flatten()
+    result = linear.run(x, linear.prepare_low_bit(weight, torch.float32)).flatten()
     assert torch.equal(result[finite], scales.float().flatten()[finite]) and not result[~finite].isfinite().any()
 
 
@@ -135,14 +135,14 @@ def test_16_bit_floats_stay_so_and_equal_their_float32_matrix_bit_for_bit(dtype,
     bias = torch.randn(shape[0], generator=generator)
     for rows in ROWS:
         x = torch.randn(rows, shape[1], generator=generator)
-        assert torch.equal(linear.run_dense(x, prepared, bias), linear.run_dense(x, wide, bias))
+        assert torch.equal(linear.run(x, prepared, bias), linear.run(x, wide, bias))
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
 def test_16_bit_floats_that_are_no_numbers(value):
     weight = torch.ones(40, 6, dtype=torch.float16)
     weight[3, 2] = float(value)
-    result = linear.run_dense(torch.ones(1, 6), linear.prepare_dense(DenseWeight(weight), torch.float32))
+    result = linear.run(torch.ones(1, 6), linear.prepare_dense(DenseWeight(weight), torch.float32))
     assert torch.equal(result.nan_to_num(7.0), (torch.ones(1, 6) @ weight.float().T).nan_to_num(7.0))
 
 
@@ -160,24 +160,22 @@ def test_low_bit_with_act_order():
     weight = random_weight(4, 32, (48, 160), symmetric=False, act_order=True)
     x = torch.randn(9, 160, generator=torch.Generator().manual_seed(4))
     expected = x.double() @ dequantize(weight, torch.float64).T
-    result = linear.run_low_bit(x, linear.prepare_low_bit(weight, torch.float32)).double()
+    result = linear.run(x, linear.prepare_low_bit(weight, torch.float32)).double()
     torch.testing.assert_close(result, expected, atol=1e-3, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["dense", "low bit"])
 def test_a_row_does_not_depend_on_its_batch_or_on_the_thread_count(kind):
     weight = random_weight(4, 32, (200, 1408), symmetric=True, act_order=False)
-    prepare, run = (
-        (linear.prepare_dense, linear.run_dense) if kind == "dense" else (linear.prepare_low_bit, linear.run_low_bit)
-    )
+    prepare = linear.prepare_dense if kind == "dense" else linear.prepare_low_bit
     prepared = prepare(weight, torch.float32)
     x = torch.randn(37, 1408, generator=torch.Generator().manual_seed(5))
-    whole = run(x, prepared)
+    whole = linear.run(x, prepared)
     threads = cpu_threads.num_threads()
     try:
         for count in (1, 3):
             cpu_threads.set_num_threads(count)
             for rows in (1, 2, 6, 13, 17):
-                assert torch.equal(run(x[20 : 20 + rows], prepared), whole[20 : 20 + rows])
+                assert torch.equal(linear.run(x[20 : 20 + rows], prepared), whole[20 : 20 + rows])
     finally:
         cpu_threads.set_num_threads(threads)

@@ -113,7 +113,7 @@ def test_every_weight_is_rounded_once(scheme: WeightOnly | Offset) -> None:
     """Times one, a product is the rounded weight: what the exact kernel gives, to the nearest bfloat16."""
     weight = integer_weight(scheme, (70, 256), scale_dtype=torch.float16)
     one = torch.eye(256)
-    exact = linear.run_low_bit(one, linear.prepare_low_bit(weight, torch.float32))
+    exact = linear.run(one, linear.prepare_low_bit(weight, torch.float32))
     assert torch.equal(linear_bf16.run(one, linear_bf16.prepare(weight, torch.float32)), exact.bfloat16().float())
 
 

@@ -22,7 +22,7 @@ NO_NUMBERS = (0x7F, 0xFF)
 
 
 def dense_product(x: Tensor, weight: CanonicalWeight, bias: Tensor | None = None) -> Tensor:
-    return linear.run_dense(x, linear.prepare_dense(DenseWeight(dequantize(weight)), torch.float32), bias)
+    return linear.run(x, linear.prepare_dense(DenseWeight(dequantize(weight)), torch.float32), bias)
 
 
 @pytest.mark.parametrize(("scheme", "scales"), SCHEMES, ids=str)

@@ -8,6 +8,8 @@
 #define LEAD 2
 #define RING 4
 #define AHEAD_BYTES 8192
+/* Steps of dense weights whose x stays in the L1 cache for both halves of a panel. */
+#define PART_STEPS 6
 /* Multiplications that are worth claiming by themselves, and floats of x: some microseconds. */
 #define PIECE_WORK (1 << 21)
 #define PIECE_FLOATS (1 << 14)
@@ -184,17 +186,17 @@ static void round_x(void *arg, ptrdiff_t first, ptrdiff_t last) {
     }
 }
 
-/* Tiles 0 to 3 are sums [16 features][width], 4 and 5 weights, 6 and 7 x. */
+/* Tiles 0 to 3 are sums [16 features][width], 4 weights, 5 x. */
 static void configure(ptrdiff_t width) {
     struct amx_config config = amx_whole_tiles();
     for (int tile = 0; tile < 8; tile++)
-        if (tile != 4 && tile != 5) config.row_bytes[tile] = (uint16_t)(4 * width);
+        if (tile != 4) config.row_bytes[tile] = (uint16_t)(4 * width);
     amx_load(&config);
 }
 
 /* y's part of a block of rows and 16 features: sums [16 features][AMX_ROWS], or [16] of one row. */
-INLINE void write_block(const struct bf16_product *p, const float *sums, ptrdiff_t row, ptrdiff_t last, ptrdiff_t feature) {
-    const ptrdiff_t features = p->out_features - feature, rows = smaller(last - row, AMX_ROWS);
+INLINE void write_block(const struct bf16_product *p, const float *sums, ptrdiff_t row, ptrdiff_t feature) {
+    const ptrdiff_t features = p->out_features - feature, rows = smaller(p->rows - row, AMX_ROWS);
     if (features <= 0) return;
     const __mmask16 lanes = (__mmask16)(features >= LANES ? -1 : (1 << features) - 1);
     const __m512 bias = p->bias ? _mm512_maskz_loadu_ps(lanes, p->bias + feature) : _mm512_setzero_ps();
@@ -213,7 +215,11 @@ INLINE void write_block(const struct bf16_product *p, const float *sums, ptrdiff
         if (r < rows) _mm512_mask_storeu_ps(y + r * p->out_features, lanes, (__m512)(p->bias ? (vf)column[r] + (vf)bias : (vf)column[r]));
 }
 
-INLINE void write_sums(const struct bf16_product *p, const int blocks, ptrdiff_t panel, ptrdiff_t row, ptrdiff_t last) {
+INLINE void write_blocks(const struct bf16_product *p, const int blocks, float (*sums)[SUM_FLOATS], ptrdiff_t panel) {
+    for (int i = 0; i < 2 * blocks; i++) write_block(p, sums[i], i / 2 * AMX_ROWS, panel * PANEL + i % 2 * LANES);
+}
+
+INLINE void write_sums(const struct bf16_product *p, const int blocks, ptrdiff_t panel) {
     _Alignas(64) float sums[4][SUM_FLOATS];
     const ptrdiff_t stride = p->width == 1 ? 4 : VEC_BYTES;
     _tile_stored(0, sums[0], stride);
@@ -223,28 +229,38 @@ INLINE void write_sums(const struct bf16_product *p, const int blocks, ptrdiff_t
         _tile_stored(3, sums[3], stride);
     }
     amx_settle(sums);
-    for (int i = 0; i < 2 * blocks; i++) write_block(p, sums[i], row + i / 2 * AMX_ROWS, last, panel * PANEL + i % 2 * LANES);
+    write_blocks(p, blocks, sums, panel);
 }
 
-/* Sums of a panel's step, at `a`, and one or two blocks of rows. x passes the L1 cache by, so that the weights stay there. */
+/* Sums of a panel's step, at `a`, and one or two blocks of rows. Few tiles at a time, as in linear_bf16_many.c: one more load, of x
+   from the L1 cache, costs less than two more tiles. */
 INLINE void multiply_step(const struct bf16_product *p, const int blocks, const uint8_t *a, const uint8_t *x, ptrdiff_t apart) {
     const ptrdiff_t stride = 4 * p->width;
+    if (blocks == 1) {
+        _tile_loadd(5, x, stride);
+        _tile_loadd(4, a, STEP_BYTES);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(4, a + A_BYTES, STEP_BYTES);
+        _tile_dpbf16ps(1, 4, 5);
+        return;
+    }
     _tile_loadd(4, a, STEP_BYTES);
-    if (blocks == 1)
-        _tile_loadd(6, x, stride);
-    else
-        _tile_stream_loadd(6, x, stride);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, a + A_BYTES, STEP_BYTES);
-    _tile_dpbf16ps(1, 5, 6);
-    if (blocks == 1) return;
-    _tile_stream_loadd(7, x + apart, stride);
-    _tile_dpbf16ps(2, 4, 7);
-    _tile_dpbf16ps(3, 5, 7);
+    _tile_loadd(5, x, stride);
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_loadd(5, x + apart, stride);
+    _tile_dpbf16ps(2, 4, 5);
+    _tile_loadd(4, a + A_BYTES, STEP_BYTES);
+    _tile_dpbf16ps(3, 4, 5);
+    _tile_loadd(5, x, stride);
+    _tile_dpbf16ps(1, 4, 5);
 }
 
 static const uint8_t *x_block(const struct bf16_product *p, ptrdiff_t row) {
     return p->tiles + row / p->width * p->w.steps * p->width * STEP_BYTES;
+}
+
+static void ask_ahead(const uint8_t *codes, ptrdiff_t bytes) {
+    for (ptrdiff_t line = 0; line < bytes; line += 64) __builtin_prefetch(codes + AHEAD_BYTES + line, 0, 2);
 }
 
 /* The sums of a panel's rows while it is expanded, some steps ahead of the tiles. */
@@ -255,24 +271,57 @@ INLINE void run_fused(const struct bf16_product *p, const int blocks, struct exp
     clear_sums();
     for (ptrdiff_t s = 0; s < LEAD && s < steps; s++) expand(e, ring[s]);
     for (ptrdiff_t s = 0; s < steps; s++) {
-        for (ptrdiff_t line = 0; line < bytes; line += 64) __builtin_prefetch(e->codes + AHEAD_BYTES + line, 0, 2);
+        ask_ahead(e->codes, bytes);
         if (s + LEAD < steps) expand(e, ring[(s + LEAD) % RING]);
         amx_settle(ring);
         multiply_step(p, blocks, ring[s % RING], x + s * x_step, apart);
     }
-    write_sums(p, blocks, e->panel, 0, p->rows);
+    write_sums(p, blocks, e->panel);
 }
 
 /* The same of weights that are loaded as they lie. */
-INLINE void run_plain(const struct bf16_product *p, const int blocks, ptrdiff_t panel) {
+INLINE void run_plain(const struct bf16_product *p, ptrdiff_t panel) {
     const uint8_t *x = x_block(p, 0), *a = p->w.codes + panel * p->w.steps * p->w.step_bytes;
-    const ptrdiff_t x_step = p->width * STEP_BYTES, apart = p->w.steps * x_step;
     clear_sums();
-    for (ptrdiff_t s = 0; s < p->w.steps; s++, a += 2 * A_BYTES) {
-        for (int line = 0; line < 2 * A_BYTES; line += 64) __builtin_prefetch(a + AHEAD_BYTES + line, 0, 2);
-        multiply_step(p, blocks, a, x + s * x_step, apart);
+    for (ptrdiff_t s = 0; s < p->w.steps; s++, a += 2 * A_BYTES, x += p->width * STEP_BYTES) {
+        ask_ahead(a, 2 * A_BYTES);
+        multiply_step(p, 1, a, x, 0);
     }
-    write_sums(p, blocks, panel, 0, p->rows);
+    write_sums(p, 1, panel);
+}
+
+/* Steps first..last-1 of half a panel, at `a`, and two blocks of rows. */
+INLINE void multiply_half(const struct bf16_product *p, const uint8_t *a, ptrdiff_t first, ptrdiff_t last, float (*sums)[SUM_FLOATS]) {
+    const uint8_t *x = x_block(p, 0), *below = x_block(p, AMX_ROWS);
+    _tile_zero(0);
+    _tile_zero(1);
+    if (first) {
+        _tile_loadd(0, sums[0], VEC_BYTES);
+        _tile_loadd(1, sums[2], VEC_BYTES);
+    }
+    for (ptrdiff_t s = first; s < last; s++) {
+        ask_ahead(a + s * 2 * A_BYTES, A_BYTES);
+        _tile_loadd(4, a + s * 2 * A_BYTES, STEP_BYTES);
+        _tile_loadd(5, x + s * A_BYTES, STEP_BYTES);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(5, below + s * A_BYTES, STEP_BYTES);
+        _tile_dpbf16ps(1, 4, 5);
+    }
+    _tile_stored(0, sums[0], VEC_BYTES);
+    _tile_stored(1, sums[2], VEC_BYTES);
+    amx_settle(sums);
+}
+
+/* The same of two blocks: half a panel at a time, in parts whose x is still in the L1 cache for the other half. */
+static void run_halves(const struct bf16_product *p, ptrdiff_t panel) {
+    _Alignas(64) float sums[4][SUM_FLOATS];
+    const uint8_t *a = p->w.codes + panel * p->w.steps * p->w.step_bytes;
+    for (ptrdiff_t first = 0; first < p->w.steps; first += PART_STEPS) {
+        const ptrdiff_t last = smaller(first + PART_STEPS, p->w.steps);
+        multiply_half(p, a, first, last, sums);
+        multiply_half(p, a + A_BYTES, first, last, sums + 1);
+    }
+    write_blocks(p, 2, sums, panel);
 }
 
 /* Items: pieces of panels. */
@@ -288,9 +337,9 @@ static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
         begin_panel(&e, panel);
         if (p->w.kind == FLOATS16) {
             if (few)
-                run_plain(p, 1, panel);
+                run_plain(p, panel);
             else
-                run_plain(p, 2, panel);
+                run_halves(p, panel);
         } else if (few) {
             run_fused(p, 1, &e, expand);
         } else {

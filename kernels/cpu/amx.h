@@ -39,11 +39,11 @@ INLINE void amx_load(const struct amx_config *config) {
     _tile_loadconfig(config);
 }
 
-/* Tiles 0 to 3 are sums [AMX_ROWS][LANES], 4 and 5 rows of x [AMX_ROWS][4 words], 6 and 7 weights' bytes [words][LANES][4]. */
+/* Tiles 0 and 1 are sums [AMX_ROWS][LANES], 2 rows of x [AMX_ROWS][4 words], 3 weights' bytes [words][LANES][4]. */
 INLINE void amx_configure(int words) {
     struct amx_config config = amx_whole_tiles();
-    config.row_bytes[4] = config.row_bytes[5] = (uint16_t)(4 * words);
-    config.rows[6] = config.rows[7] = (uint8_t)words;
+    config.row_bytes[2] = (uint16_t)(4 * words);
+    config.rows[3] = (uint8_t)words;
     amx_load(&config);
 }
 

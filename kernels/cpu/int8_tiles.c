@@ -9,7 +9,7 @@
 #if HAVE_AMX
 /* Fewer rows than these leave so much of a tile register unused that vectors are faster. */
 #define MIN_WIDE_ROWS 9
-#define MIN_NARROW_ROWS 13
+#define MIN_NARROW_ROWS 17
 /* Up to so many features a block is one step. */
 #define NARROW_BLOCK 64
 /* Bytes of a row, of which a panel and AMX_ROWS fit 48 KiB with what else passes through. */
@@ -92,6 +92,7 @@ struct feed {
     ptrdiff_t num_extra;
     const int8_t *first_x;
     const int32_t *first_word;
+    ptrdiff_t index; /* of the spot */
 };
 
 /* A vector of a panel and AMX_ROWS rows. */
@@ -107,39 +108,47 @@ static struct spot spot_at(const struct product *p, ptrdiff_t first, ptrdiff_t s
     return (struct spot){first + index % sets * AMX_ROWS, (int)(index / sets)};
 }
 
-static struct feed feed_at(const struct product *p, const struct expanded *e, struct spot at) {
+static struct feed feed_at(const struct product *p, const struct expanded *e, ptrdiff_t first, ptrdiff_t sets, ptrdiff_t index) {
+    const struct spot at = spot_at(p, first, sets, index);
     const ptrdiff_t near = p->tile_words == 8 ? X_TILE / 2 : TILE_BYTES;
     const int8_t *x = p->x.codes + at.row * p->x.planes * p->x.stride;
     const int32_t *word = e->codes + at.v * e->words * LANES, *extra = extra_blocks(p, at.row);
-    return (struct feed){x, word, p->x.blocks, near, p->tile_words == 8 ? TILE_BYTES - near : near, extra + 1, extra[0], x, word};
+    return (struct feed){x, word, p->x.blocks, near, p->tile_words == 8 ? TILE_BYTES - near : near, extra + 1, extra[0], x, word, index};
 }
 
-/* The block's sums, over AMX_ROWS rows and one vector of weights. */
-INLINE void multiply_block(const struct product *p, struct feed *f, const int coding, const int two, ptrdiff_t words,
-                           int32_t sums[][LANES]) {
+/* Where the feed's spot ends it goes on to the next. Behind the very last block come some in vain. */
+INLINE void next_spot(const struct product *p, const struct expanded *e, ptrdiff_t first, ptrdiff_t sets, ptrdiff_t spots, const int two,
+                      struct feed *f) {
+    if (f->left + (two ? f->num_extra : 0) == 0) *f = feed_at(p, e, first, sets, smaller(f->index + 1, spots - 1));
+}
+
+/* The sums of the feed's block, over AMX_ROWS rows and one vector of weights, in tile 0. */
+INLINE void multiply_block(const struct product *p, struct feed *f, const int coding, const int two, ptrdiff_t words) {
     if (two && f->left <= 0) {
         const ptrdiff_t step = *f->extra++;
         f->x = x_tile(p, f->first_x, step + p->x.stride / (4 * p->tile_words));
         f->word = f->first_word + step * words;
     }
-    _tile_loadd(4, f->x, X_TILE);
-    _tile_loadd(6, f->word, VEC_BYTES);
+    _tile_loadd(2, f->x, X_TILE);
+    _tile_loadd(3, f->word, VEC_BYTES);
     _tile_zero(0);
-    AMX_DOT(0, 4, 6, coding == CENTRED);
-    _tile_stored(0, sums, VEC_BYTES);
+    AMX_DOT(0, 2, 3, coding == CENTRED);
     const ptrdiff_t near = f->near;
     f->x += near, f->word += words, f->near = f->far, f->far = near;
     f->left--;
 }
 
-/* A panel and rows first..last-1; `two` planes. */
+/* A panel and rows first..last-1; `two` planes. Tiles are two blocks ahead: a store right behind the product would wait for it. */
 INLINE void run_narrow(const struct product *p, const int coding, const int two, const struct expanded *e, ptrdiff_t first, ptrdiff_t last) {
     const ptrdiff_t blocks = p->x.blocks, per_group = p->blocks_per_group, words = p->tile_words * LANES;
     const ptrdiff_t sets = (last - first + AMX_ROWS - 1) / AMX_ROWS, spots = sets * PANEL_VECS;
     _Alignas(64) int32_t sums[2][AMX_ROWS][LANES];
     int32_t(*now)[LANES] = sums[0], (*next)[LANES] = sums[1];
-    struct feed feed = feed_at(p, e, spot_at(p, first, sets, 0));
-    multiply_block(p, &feed, coding, two, words, now);
+    struct feed feed = feed_at(p, e, first, sets, 0);
+    multiply_block(p, &feed, coding, two, words);
+    _tile_stored(0, now, VEC_BYTES);
+    next_spot(p, e, first, sets, spots, two, &feed);
+    multiply_block(p, &feed, coding, two, words);
     for (ptrdiff_t index = 0; index < spots; index++) {
         const struct spot at = spot_at(p, first, sets, index);
         const ptrdiff_t place = at.v * p->w.groups * LANES, x_place = int8_rows_place(&p->x, at.row);
@@ -151,9 +160,9 @@ INLINE void run_narrow(const struct product *p, const int coding, const int two,
         const float *x_scales = p->x.scales + x_place, *scales = e->scales + place, *offsets = e->offsets + place;
         const int32_t *x_sums = p->x.sums + x_place, *zeros = e->zeros + place;
         for (ptrdiff_t b = 0, left = per_group; b < all; b++, x_scales += X_ROWS) {
-            /* Behind the very last block comes one in vain. */
-            if (feed.left + (two ? feed.num_extra : 0) == 0) feed = feed_at(p, e, spot_at(p, first, sets, index + 1 < spots ? index + 1 : index));
-            multiply_block(p, &feed, coding, two, words, next);
+            _tile_stored(0, next, VEC_BYTES);
+            next_spot(p, e, first, sets, spots, two, &feed);
+            multiply_block(p, &feed, coding, two, words);
             if (two && b >= blocks) {
                 const ptrdiff_t block = extra[1 + b - blocks], group = place + block / per_group * LANES;
                 const ptrdiff_t x_group = x_place + (blocks + block) * X_ROWS;
@@ -177,53 +186,49 @@ INLINE void run_narrow(const struct product *p, const int coding, const int two,
     }
 }
 
-/* One block of a panel and 2 AMX_ROWS rows: four sums keep the tiles busy. */
-INLINE void multiply_wide(const struct product *p, const int coding, const struct expanded *e, const int8_t *x, ptrdiff_t step,
-                          int32_t sums[][2 * AMX_ROWS][LANES]) {
-    const int8_t *below = x + AMX_ROWS * p->x.stride;
-    const int32_t *word = e->codes, *beside = word + e->words * LANES;
-    const ptrdiff_t stop = smaller(step + p->block_steps, p->steps);
+/* The sums of a long block, over AMX_ROWS rows and a panel, in tiles 0 and 1. */
+INLINE void multiply_wide(const struct product *p, const int coding, const struct expanded *e, ptrdiff_t row, ptrdiff_t block) {
+    const int8_t *x = p->x.codes + row * p->x.stride;
+    const ptrdiff_t words = p->tile_words * LANES, beside = e->words * LANES, stop = smaller((block + 1) * p->block_steps, p->steps);
     _tile_zero(0);
     _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (; step < stop; step++) {
-        _tile_loadd(4, x_tile(p, x, step), X_TILE);
-        _tile_loadd(6, word + step * p->tile_words * LANES, VEC_BYTES);
-        AMX_DOT(0, 4, 6, coding == CENTRED);
-        _tile_loadd(5, x_tile(p, below, step), X_TILE);
-        AMX_DOT(1, 5, 6, coding == CENTRED);
-        _tile_loadd(7, beside + step * p->tile_words * LANES, VEC_BYTES);
-        AMX_DOT(2, 4, 7, coding == CENTRED);
-        AMX_DOT(3, 5, 7, coding == CENTRED);
+    for (ptrdiff_t step = block * p->block_steps; step < stop; step++) {
+        const int32_t *word = e->codes + step * words;
+        _tile_loadd(2, x_tile(p, x, step), X_TILE);
+        _tile_loadd(3, word, VEC_BYTES);
+        AMX_DOT(0, 2, 3, coding == CENTRED);
+        _tile_loadd(3, word + beside, VEC_BYTES);
+        AMX_DOT(1, 2, 3, coding == CENTRED);
     }
-    _tile_stored(0, sums[0], VEC_BYTES);
-    _tile_stored(1, sums[0][AMX_ROWS], VEC_BYTES);
-    _tile_stored(2, sums[1], VEC_BYTES);
-    _tile_stored(3, sums[1][AMX_ROWS], VEC_BYTES);
 }
 
-/* One panel and up to 2 AMX_ROWS rows from `row` on, for long blocks. */
-INLINE void run_wide(const struct product *p, const int coding, const struct expanded *e, ptrdiff_t row, ptrdiff_t last) {
-    _Alignas(64) int32_t sums[PANEL_VECS][2 * AMX_ROWS][LANES];
-    vf total[PANEL_VECS][2 * AMX_ROWS];
-    memset(total, 0, sizeof total);
-    for (ptrdiff_t b = 0; b < p->x.blocks; b++) {
-        multiply_wide(p, coding, e, p->x.codes + row * p->x.stride, b * p->block_steps, sums);
-        UNROLL_VECS for (int half = 0; half < 2; half++) {
-            const ptrdiff_t group = (v * p->w.groups + b / p->blocks_per_group) * LANES;
-            const ptrdiff_t place = int8_rows_place(&p->x, row + half * AMX_ROWS) + b * X_ROWS;
-            const vf scale = load(e->scales + group), offset = coding == OFFSET ? load(e->offsets + group) : splat(0.0f);
-            const vi zero = coding == ZERO ? load_int(e->zeros + group) : splat_int(0);
-            vf *to = total[v] + half * AMX_ROWS;
-            for (int r = 0; r < AMX_ROWS; r++)
-                to[r] = add_block(to[r], load_int(sums[v][half * AMX_ROWS + r]), coding, scale, zero, offset,
-                                  p->x.scales[place + r], p->x.sums[place + r]);
+/* A panel and rows first..last-1, for long blocks. A block's sums are stored and scaled while tiles compute the next, as above. */
+INLINE void run_wide(const struct product *p, const int coding, const struct expanded *e, ptrdiff_t first, ptrdiff_t last) {
+    _Alignas(64) int32_t sums[PANEL_VECS][AMX_ROWS][LANES];
+    vf total[PANEL_VECS][AMX_ROWS];
+    multiply_wide(p, coding, e, first, 0);
+    for (ptrdiff_t row = first; row < last; row += AMX_ROWS) {
+        UNROLL_VECS expect_column(&p->w, row, last, e->panel, v);
+        memset(total, 0, sizeof total);
+        for (ptrdiff_t b = 0; b < p->x.blocks; b++) {
+            _tile_stored(0, sums[0], VEC_BYTES);
+            _tile_stored(1, sums[1], VEC_BYTES);
+            if (b + 1 < p->x.blocks)
+                multiply_wide(p, coding, e, row, b + 1);
+            else if (row + AMX_ROWS < last)
+                multiply_wide(p, coding, e, row + AMX_ROWS, 0);
+            const ptrdiff_t place = int8_rows_place(&p->x, row) + b * X_ROWS;
+            const float *x_scales = p->x.scales + place;
+            const int32_t *x_sums = p->x.sums + place;
+            UNROLL_VECS {
+                const ptrdiff_t group = (v * p->w.groups + b / p->blocks_per_group) * LANES;
+                const vf scale = load(e->scales + group), offset = coding == OFFSET ? load(e->offsets + group) : splat(0.0f);
+                const vi zero = coding == ZERO ? load_int(e->zeros + group) : splat_int(0);
+                UNROLL_TILE total[v][r] = add_block(total[v][r], load_int(sums[v][r]), coding, scale, zero, offset, x_scales[r],
+                                                    coding == CENTRED ? 0 : x_sums[r]);
+            }
         }
-    }
-    for (int v = 0; v < PANEL_VECS; v++) {
-        write_column(&p->w, row, last, e->panel, v, total[v]);
-        write_column(&p->w, row + AMX_ROWS, last, e->panel, v, total[v] + AMX_ROWS);
+        UNROLL_VECS write_column(&p->w, row, last, e->panel, v, total[v]);
     }
 }
 
@@ -231,7 +236,7 @@ INLINE void run_panel(const struct product *p, const int coding, const struct ex
     if (p->x.planes == 2)
         run_narrow(p, coding, 1, e, first, last);
     else if (p->tiles == WIDE)
-        for (; first < last; first += 2 * AMX_ROWS) run_wide(p, coding, e, first, last);
+        run_wide(p, coding, e, first, last);
     else
         run_narrow(p, coding, 0, e, first, last);
 }

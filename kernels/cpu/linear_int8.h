@@ -14,7 +14,7 @@
    code * scale + offset. */
 enum coding { CENTRED, ZERO, OFFSET };
 
-/* Whether tile registers multiply, and which of their kernels: for a block's sums in one tile, or in four. */
+/* Whether tile registers multiply, and which of their kernels: for a block's sums in one tile, or of a panel in two. */
 enum tiles { NONE, NARROW, WIDE };
 
 struct product {

@@ -14,10 +14,11 @@
 #define ITEM_ROWS (24 * AMX_ROWS)
 #define UNROLL _Pragma("GCC unroll 8")
 
-/* Tiles 0 to 3 are sums [rows][LANES], 4 and 5 the first operand [rows][LANES][2], 6 and 7 the second [AMX_ROWS][LANES][2]. */
+/* Tiles 0 and 1 are sums [rows][LANES], 2 is the first operand [rows][LANES][2], 3 the second [AMX_ROWS][LANES][2]; four and no more,
+   for the reason that linear_bf16_many.c gives. */
 static void configure(int rows) {
     struct amx_config config = amx_whole_tiles();
-    for (int tile = 0; tile < 6; tile++) config.rows[tile] = (uint8_t)rows;
+    for (int tile = 0; tile < 3; tile++) config.rows[tile] = (uint8_t)rows;
     amx_load(&config);
 }
 
@@ -60,67 +61,44 @@ struct group {
 /* scores [rows][columns from..end] = query . keys */
 INLINE void score(const struct work *w, const uint16_t *query, const struct group *g, const int tiles) {
     const ptrdiff_t row = w->depth * (ptrdiff_t)sizeof(uint16_t), score_row = SCORE_ROW * sizeof(float);
-    for (int column = g->from; column < g->end; column += DEPTH) {
+    for (int column = g->from; column < g->end; column += LANES) {
         float *scores = w->scores + column;
         const uint16_t *keys = w->keys + column * w->depth;
         _tile_zero(0);
         _tile_zero(1);
-        if (tiles > 1) {
-            _tile_zero(2);
-            _tile_zero(3);
-        }
         for (ptrdiff_t d = 0; d < w->depth; d += DEPTH) {
-            _tile_loadd(4, query + d, row);
-            _tile_loadd(6, keys + d * LANES, VEC_BYTES);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, keys + (w->depth + d) * LANES, VEC_BYTES);
-            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(3, keys + d * LANES, VEC_BYTES);
+            _tile_loadd(2, query + d, row);
+            _tile_dpbf16ps(0, 2, 3);
             if (tiles > 1) {
-                _tile_loadd(5, query + AMX_ROWS * w->depth + d, row);
-                _tile_dpbf16ps(2, 5, 6);
-                _tile_dpbf16ps(3, 5, 7);
+                _tile_loadd(2, query + AMX_ROWS * w->depth + d, row);
+                _tile_dpbf16ps(1, 2, 3);
             }
         }
         _tile_stored(0, scores, score_row);
-        _tile_stored(1, scores + LANES, score_row);
-        if (tiles > 1) {
-            _tile_stored(2, scores + AMX_ROWS * SCORE_ROW, score_row);
-            _tile_stored(3, scores + AMX_ROWS * SCORE_ROW + LANES, score_row);
-        }
+        if (tiles > 1) _tile_stored(1, scores + AMX_ROWS * SCORE_ROW, score_row);
     }
 }
 
 /* The part's sum [rows][width] = weights [rows][columns from..end] . values */
 INLINE void mix(const struct work *w, const struct group *g, const int tiles) {
     const ptrdiff_t row = w->width * (ptrdiff_t)sizeof(float), weight_row = WEIGHT_ROW * sizeof(uint16_t);
-    for (ptrdiff_t column = 0; column < w->width; column += DEPTH) {
+    for (ptrdiff_t column = 0; column < w->width; column += LANES) {
         const uint16_t *weights = (const uint16_t *)w->scores;
         float *sum = w->part.sum + column;
         _tile_zero(0);
         _tile_zero(1);
-        if (tiles > 1) {
-            _tile_zero(2);
-            _tile_zero(3);
-        }
         for (ptrdiff_t i = g->from; i < g->end; i += DEPTH) {
-            const uint16_t *values = w->values + i * w->width + column * DEPTH;
-            _tile_loadd(4, weights + i, weight_row);
-            _tile_loadd(6, values, VEC_BYTES);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, values + TILE_BFLOATS, VEC_BYTES);
-            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(3, w->values + i * w->width + column * DEPTH, VEC_BYTES);
+            _tile_loadd(2, weights + i, weight_row);
+            _tile_dpbf16ps(0, 2, 3);
             if (tiles > 1) {
-                _tile_loadd(5, weights + AMX_ROWS * WEIGHT_ROW + i, weight_row);
-                _tile_dpbf16ps(2, 5, 6);
-                _tile_dpbf16ps(3, 5, 7);
+                _tile_loadd(2, weights + AMX_ROWS * WEIGHT_ROW + i, weight_row);
+                _tile_dpbf16ps(1, 2, 3);
             }
         }
         _tile_stored(0, sum, row);
-        _tile_stored(1, sum + LANES, row);
-        if (tiles > 1) {
-            _tile_stored(2, sum + AMX_ROWS * w->width, row);
-            _tile_stored(3, sum + AMX_ROWS * w->width + LANES, row);
-        }
+        if (tiles > 1) _tile_stored(1, sum + AMX_ROWS * w->width, row);
     }
 }
 

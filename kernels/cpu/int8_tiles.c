@@ -71,10 +71,9 @@ INLINE void write_column(const struct linear *w, ptrdiff_t row, ptrdiff_t last, 
         _mm512_mask_storeu_ps(y + r * w->y_stride, lanes, (__m512)(w->bias ? total[r] + bias : total[r]));
 }
 
-/* Ask for the lines that write_column will write: y's rows lie far apart, often in no cache. */
-INLINE void expect_column(const struct linear *w, ptrdiff_t row, ptrdiff_t last, ptrdiff_t panel, const int v) {
-    const float *y = w->y + row * w->y_stride + panel * PANEL + v * LANES;
-    UNROLL_TILE if (r < last - row) __builtin_prefetch(y + r * w->y_stride, 1);
+/* Ask for a line that write_column will write: y's rows lie far apart, often in no cache, and many at once hold up the tiles. */
+INLINE void expect_row(const struct linear *w, ptrdiff_t row, ptrdiff_t last, ptrdiff_t panel, const int v) {
+    if (row < last) __builtin_prefetch(w->y + row * w->y_stride + panel * PANEL + v * LANES, 1);
 }
 
 /* Step `step` of a row of tiles of x. */
@@ -156,13 +155,13 @@ INLINE void run_narrow(const struct product *p, const int coding, const int two,
         const ptrdiff_t all = two ? blocks + extra[0] : blocks;
         vf total[AMX_ROWS];
         UNROLL_TILE total[r] = splat(0.0f);
-        expect_column(&p->w, at.row, last, e->panel, at.v);
         const float *x_scales = p->x.scales + x_place, *scales = e->scales + place, *offsets = e->offsets + place;
         const int32_t *x_sums = p->x.sums + x_place, *zeros = e->zeros + place;
         for (ptrdiff_t b = 0, left = per_group; b < all; b++, x_scales += X_ROWS) {
             _tile_stored(0, next, VEC_BYTES);
             next_spot(p, e, first, sets, spots, two, &feed);
             multiply_block(p, &feed, coding, two, words);
+            if (b < AMX_ROWS) expect_row(&p->w, at.row + b, last, e->panel, at.v);
             if (two && b >= blocks) {
                 const ptrdiff_t block = extra[1 + b - blocks], group = place + block / per_group * LANES;
                 const ptrdiff_t x_group = x_place + (blocks + block) * X_ROWS;
@@ -208,7 +207,7 @@ INLINE void run_wide(const struct product *p, const int coding, const struct exp
     vf total[PANEL_VECS][AMX_ROWS];
     multiply_wide(p, coding, e, first, 0);
     for (ptrdiff_t row = first; row < last; row += AMX_ROWS) {
-        UNROLL_VECS expect_column(&p->w, row, last, e->panel, v);
+        UNROLL_VECS for (int r = 0; r < AMX_ROWS; r++) expect_row(&p->w, row + r, last, e->panel, v);
         memset(total, 0, sizeof total);
         for (ptrdiff_t b = 0; b < p->x.blocks; b++) {
             _tile_stored(0, sums[0], VEC_BYTES);

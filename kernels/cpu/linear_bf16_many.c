@@ -15,10 +15,8 @@
 /* Steps whose x is kept in the L1 cache, and steps that are expanded before sums wait for the others. */
 #define BLOCK_STEPS 18
 #define PART_STEPS 64
-/* Expanded weights that a thread works with, and x that stays beside them in the L2 cache; then pieces may be small. */
+/* Expanded weights that a thread works with in the L2 cache. */
 #define GROUP_BYTES (896 << 10)
-#define NEAR_BYTES (1280 << 10)
-#define PIECES_PER_THREAD 4
 
 struct many {
     const struct bf16_product *p;
@@ -220,7 +218,7 @@ static void run_items(void *arg, ptrdiff_t item, ptrdiff_t last) {
     _tile_release();
 }
 
-/* Groups of few panels where x stays in the L2 cache, so that threads end together, else of as many as it holds. */
+/* Groups of as many panels as the L2 cache holds, or one for each thread: all of x passes each. */
 static void plan(struct many *m) {
     const ptrdiff_t rows = m->p->rows, steps = m->p->w.steps, threads = team_size();
     const ptrdiff_t parts = (steps + PART_STEPS - 1) / PART_STEPS;
@@ -228,12 +226,10 @@ static void plan(struct many *m) {
     m->chunks = (rows + MAX_CHUNK - 1) / MAX_CHUNK;
     m->chunk = ((rows + m->chunks - 1) / m->chunks + PAIR_ROWS - 1) / PAIR_ROWS * PAIR_ROWS;
     m->chunks = (rows + m->chunk - 1) / m->chunk;
-    const ptrdiff_t most = GROUP_BYTES / (num_sides(m) * m->part_steps * STEP_TILES);
-    const int near = smaller(rows, m->chunk) * steps * STEP_BYTES <= NEAR_BYTES;
-    const ptrdiff_t wanted = (near ? PIECES_PER_THREAD : 1) * threads / m->chunks;
-    const ptrdiff_t least = (m->panels + most - 1) / most;
+    const ptrdiff_t most = GROUP_BYTES / (num_sides(m) * m->part_steps * STEP_TILES), least = (m->panels + most - 1) / most;
+    const ptrdiff_t wanted = (threads + m->chunks - 1) / m->chunks;
     m->groups = least > wanted ? (least + threads - 1) / threads * threads : wanted;
-    m->groups = smaller(m->groups < 1 ? 1 : m->groups, m->panels);
+    m->groups = smaller(m->groups, m->panels);
     m->group = (m->panels + m->groups - 1) / m->groups;
 }
 

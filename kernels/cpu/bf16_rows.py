@@ -9,7 +9,7 @@ from . import step_memory
 
 # As in linear_bf16.h and bf16_tiles.h: input features of a step, and rows up to which inputs are read as floats.
 STEP_K = 32
-FEW_ROWS = 32
+FEW_ROWS = 48
 
 
 def row_stride(columns: int) -> int:

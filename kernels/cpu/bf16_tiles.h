@@ -6,8 +6,9 @@
 #include "parallel.h"
 
 #if HAVE_AMX_BF16
-/* Rows that pass in one go while a panel is expanded step by step. */
-#define FEW_ROWS (2 * AMX_ROWS)
+/* Rows for which a panel is expanded step by step, once for every two blocks of AMX_ROWS: more cost less where it is turned into
+   tiles for all of them. */
+#define FEW_ROWS (3 * AMX_ROWS)
 #define A_BYTES (AMX_ROWS * STEP_BYTES)
 #define SUM_FLOATS (AMX_ROWS * LANES)
 

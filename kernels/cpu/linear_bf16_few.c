@@ -215,11 +215,11 @@ INLINE void write_block(const struct bf16_product *p, const float *sums, ptrdiff
         if (r < rows) _mm512_mask_storeu_ps(y + r * p->out_features, lanes, (__m512)(p->bias ? (vf)column[r] + (vf)bias : (vf)column[r]));
 }
 
-INLINE void write_blocks(const struct bf16_product *p, const int blocks, float (*sums)[SUM_FLOATS], ptrdiff_t panel) {
-    for (int i = 0; i < 2 * blocks; i++) write_block(p, sums[i], i / 2 * AMX_ROWS, panel * PANEL + i % 2 * LANES);
+INLINE void write_blocks(const struct bf16_product *p, const int blocks, float (*sums)[SUM_FLOATS], ptrdiff_t panel, ptrdiff_t row) {
+    for (int i = 0; i < 2 * blocks; i++) write_block(p, sums[i], row + i / 2 * AMX_ROWS, panel * PANEL + i % 2 * LANES);
 }
 
-INLINE void write_sums(const struct bf16_product *p, const int blocks, ptrdiff_t panel) {
+INLINE void write_sums(const struct bf16_product *p, const int blocks, ptrdiff_t panel, ptrdiff_t row) {
     _Alignas(64) float sums[4][SUM_FLOATS];
     const ptrdiff_t stride = p->width == 1 ? 4 : VEC_BYTES;
     _tile_stored(0, sums[0], stride);
@@ -229,7 +229,7 @@ INLINE void write_sums(const struct bf16_product *p, const int blocks, ptrdiff_t
         _tile_stored(3, sums[3], stride);
     }
     amx_settle(sums);
-    write_blocks(p, blocks, sums, panel);
+    write_blocks(p, blocks, sums, panel, row);
 }
 
 /* Sums of a panel's step, at `a`, and one or two blocks of rows. Few tiles at a time, as in linear_bf16_many.c: one more load, of x
@@ -263,10 +263,10 @@ static void ask_ahead(const uint8_t *codes, ptrdiff_t bytes) {
     for (ptrdiff_t line = 0; line < bytes; line += 64) __builtin_prefetch(codes + AHEAD_BYTES + line, 0, 2);
 }
 
-/* The sums of a panel's rows while it is expanded, some steps ahead of the tiles. */
-INLINE void run_fused(const struct bf16_product *p, const int blocks, struct expansion *e, expand_step *expand) {
+/* The sums of a panel and rows from `row` on while it is expanded, some steps ahead of the tiles. */
+INLINE void run_fused(const struct bf16_product *p, const int blocks, struct expansion *e, expand_step *expand, ptrdiff_t row) {
     _Alignas(64) uint8_t ring[RING][2 * A_BYTES];
-    const uint8_t *x = x_block(p, 0);
+    const uint8_t *x = x_block(p, row);
     const ptrdiff_t x_step = p->width * STEP_BYTES, apart = p->w.steps * x_step, steps = p->w.steps, bytes = p->w.step_bytes;
     clear_sums();
     for (ptrdiff_t s = 0; s < LEAD && s < steps; s++) expand(e, ring[s]);
@@ -276,23 +276,24 @@ INLINE void run_fused(const struct bf16_product *p, const int blocks, struct exp
         amx_settle(ring);
         multiply_step(p, blocks, ring[s % RING], x + s * x_step, apart);
     }
-    write_sums(p, blocks, e->panel);
+    write_sums(p, blocks, e->panel, row);
 }
 
 /* The same of weights that are loaded as they lie. */
-INLINE void run_plain(const struct bf16_product *p, ptrdiff_t panel) {
-    const uint8_t *x = x_block(p, 0), *a = p->w.codes + panel * p->w.steps * p->w.step_bytes;
+INLINE void run_plain(const struct bf16_product *p, ptrdiff_t panel, ptrdiff_t row) {
+    const uint8_t *x = x_block(p, row), *a = p->w.codes + panel * p->w.steps * p->w.step_bytes;
     clear_sums();
     for (ptrdiff_t s = 0; s < p->w.steps; s++, a += 2 * A_BYTES, x += p->width * STEP_BYTES) {
         ask_ahead(a, 2 * A_BYTES);
         multiply_step(p, 1, a, x, 0);
     }
-    write_sums(p, 1, panel);
+    write_sums(p, 1, panel, row);
 }
 
-/* Steps first..last-1 of half a panel, at `a`, and two blocks of rows. */
-INLINE void multiply_half(const struct bf16_product *p, const uint8_t *a, ptrdiff_t first, ptrdiff_t last, float (*sums)[SUM_FLOATS]) {
-    const uint8_t *x = x_block(p, 0), *below = x_block(p, AMX_ROWS);
+/* Steps first..last-1 of half a panel, at `a`, and two blocks of rows, the first at `x`. */
+INLINE void multiply_half(const struct bf16_product *p, const uint8_t *a, const uint8_t *x, ptrdiff_t first, ptrdiff_t last,
+                          float (*sums)[SUM_FLOATS]) {
+    const uint8_t *below = x + p->w.steps * A_BYTES;
     _tile_zero(0);
     _tile_zero(1);
     if (first) {
@@ -313,39 +314,41 @@ INLINE void multiply_half(const struct bf16_product *p, const uint8_t *a, ptrdif
 }
 
 /* The same of two blocks: half a panel at a time, in parts whose x is still in the L1 cache for the other half. */
-static void run_halves(const struct bf16_product *p, ptrdiff_t panel) {
+static void run_halves(const struct bf16_product *p, ptrdiff_t panel, ptrdiff_t row) {
     _Alignas(64) float sums[4][SUM_FLOATS];
-    const uint8_t *a = p->w.codes + panel * p->w.steps * p->w.step_bytes;
+    const uint8_t *x = x_block(p, row), *a = p->w.codes + panel * p->w.steps * p->w.step_bytes;
     for (ptrdiff_t first = 0; first < p->w.steps; first += PART_STEPS) {
         const ptrdiff_t last = smaller(first + PART_STEPS, p->w.steps);
-        multiply_half(p, a, first, last, sums);
-        multiply_half(p, a + A_BYTES, first, last, sums + 1);
+        multiply_half(p, a, x, first, last, sums);
+        multiply_half(p, a + A_BYTES, x, first, last, sums + 1);
     }
-    write_blocks(p, 2, sums, panel);
+    write_blocks(p, 2, sums, panel, row);
+}
+
+/* A panel and up to two blocks of rows. */
+static void run_rows(const struct bf16_product *p, struct expansion *e, expand_step *expand, ptrdiff_t panel, ptrdiff_t row) {
+    const int one = p->rows - row <= AMX_ROWS, plain = p->w.kind == FLOATS16;
+    if (!plain) begin_panel(e, panel);
+    if (plain && one)
+        run_plain(p, panel, row);
+    else if (plain)
+        run_halves(p, panel, row);
+    else if (one)
+        run_fused(p, 1, e, expand, row);
+    else
+        run_fused(p, 2, e, expand, row);
 }
 
 /* Items: pieces of panels. */
 static void run_items(void *arg, ptrdiff_t first, ptrdiff_t last) {
     const struct bf16_product *p = arg;
-    const int few = p->rows <= AMX_ROWS;
     struct expansion e = {.w = &p->w};
     expand_step *const expand = way_of(e.w);
     if (expand == expand_nibbles) find_words(e.w, &e.words);
     e.group_steps = e.w->group_size / STEP_K;
     configure(p->width);
-    for (ptrdiff_t panel = first * p->piece_panels; panel < last * p->piece_panels && panel < p->panels; panel++) {
-        begin_panel(&e, panel);
-        if (p->w.kind == FLOATS16) {
-            if (few)
-                run_plain(p, panel);
-            else
-                run_halves(p, panel);
-        } else if (few) {
-            run_fused(p, 1, &e, expand);
-        } else {
-            run_fused(p, 2, &e, expand);
-        }
-    }
+    for (ptrdiff_t panel = first * p->piece_panels; panel < last * p->piece_panels && panel < p->panels; panel++)
+        for (ptrdiff_t row = 0; row < p->rows; row += 2 * AMX_ROWS) run_rows(p, &e, expand, panel, row);
     _tile_release();
 }
 

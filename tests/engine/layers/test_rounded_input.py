@@ -10,6 +10,7 @@ from twofold.engine.layers.linear import Linear, prepare_part
 from twofold.engine.layers.mlp import GatedMLP, gated_activation
 from twofold.engine.layers.norm import QuantizingNorm, RMSNorm
 from twofold.kernels.cpu import linear_bf16
+from twofold.kernels.cpu.bf16_rows import FEW_ROWS
 from twofold.kernels.kernel_set import KernelSet
 from twofold.platforms.cpu import CpuPlatform
 from twofold.quant.scheme import WeightOnly
@@ -38,14 +39,14 @@ def test_norms_round_many_rows(kernels: KernelSet, size: int) -> None:
     norm = plain.feeding(torch.bfloat16)
     assert isinstance(norm, QuantizingNorm) and plain.feeding(None) is plain
     x, residual = inputs(size), inputs(size + 1)[:, :size]
-    for count in (1, 32, 33, ROWS):
+    for count in (1, FEW_ROWS, FEW_ROWS + 1, ROWS):
         result, (added, total) = norm(x[:count]), norm.add(x[:count], residual[:count].clone())
         wanted, (added_plain, total_plain) = plain(x[:count]), plain.add(x[:count], residual[:count].clone())
-        dtype = torch.bfloat16 if count > 32 else torch.float32
+        dtype = torch.bfloat16 if count > FEW_ROWS else torch.float32
         assert isinstance(result, Tensor) and isinstance(added, Tensor) and result.dtype is dtype is added.dtype
         assert torch.equal(result, wanted.to(dtype)) and torch.equal(added, added_plain.to(dtype))
         assert torch.equal(total, total_plain)
-        if count > 32:
+        if count > FEW_ROWS:
             whole = result.as_strided((count, -(-size // 32) * 32), result.stride())
             assert not whole[:, size:].any(), "what a product reads beyond K is not 0"
 

@@ -12,7 +12,6 @@
 /* A thread works on GROUP_PANELS panels and at most BLOCK_K features at a time: that much weight stays in the L2 cache while
    the rows of x pass by, and one tile's rows of x stay in the L1 cache. A multiple of SUM_K. */
 #define BLOCK_K 640
-#define GROUP_PANELS 4
 /* So few tiles of rows take about as long as their weights take to arrive: panel by panel, the next being asked for meanwhile, of
    at least so many side by side. */
 #define FEW_TILES 4
@@ -125,9 +124,10 @@ static ptrdiff_t num_tiles(ptrdiff_t rows) { return (rows + TILE_ROWS - 1) / TIL
 
 static int is_few(ptrdiff_t rows) { return rows > TILE_ROWS && num_tiles(rows) <= FEW_TILES; }
 
-/* Panels that a share's rows pass by in turn. */
+/* Panels that a share's rows pass by in turn, or that are computed in step: even parts of the share. */
 static ptrdiff_t group_panels(const struct share *share) {
-    return is_few(share->last_row - share->first_row) ? 1 : GROUP_PANELS;
+    const ptrdiff_t panels = share->last_panel - share->first_panel, groups = (panels + GROUP_PANELS - 1) / GROUP_PANELS;
+    return is_few(share->last_row - share->first_row) ? 1 : (panels + groups - 1) / groups;
 }
 
 /* The weights of panel i of the block that follows block k of the group at `panel`, or of this one at the end. */
@@ -145,12 +145,8 @@ static ptrdiff_t code_floats(const struct linear *p) {
     return PANEL * bits / 32;
 }
 
-/* The only tile of rows: decoded in registers, or a part after the other in the L1 cache while the next part's codes arrive. */
+/* The only tile of rows: a part after the other decoded into the L1 cache while the next part's codes arrive. */
 static void low_bit_tile(const struct linear *p, int rows, struct place at, float *scratch) {
-    if (is_in_registers(p, rows)) {
-        low_bit_rows(p, rows, at);
-        return;
-    }
     const ptrdiff_t last = at.last;
     at.dense = scratch, at.step = code_floats(p);
     at.ahead = (const float *)(const void *)(p->codes + at.panel * p->words * PANEL) + (at.first + SUM_K) * at.step;
@@ -166,6 +162,11 @@ static void run_block(const struct linear *p, const struct share *share, ptrdiff
     struct place at = {.first = k, .last = k + block < p->in_features ? k + block : p->in_features};
     const ptrdiff_t num_panels = smaller(share->last_panel - panel, group_panels(share));
     const ptrdiff_t num_rows = share->last_row - share->first_row, tiles = num_tiles(num_rows);
+    if (p->codes && is_in_registers(p, num_rows)) {
+        at.panel = panel, at.panels = (int)num_panels, at.row = share->first_row;
+        low_bit_rows(p, (int)num_rows, at);
+        return;
+    }
     if (p->codes && tiles > 1)
         for (ptrdiff_t i = 0; i < num_panels; i++) {
             at.panel = panel + i;
@@ -268,7 +269,9 @@ ptrdiff_t linear_num_items(const struct linear *p) {
 ptrdiff_t linear_item_grain(const struct linear *p) {
     ptrdiff_t tiles = (smaller(p->rows, ROW_CHUNK) + PIECE_ROWS - 1) / PIECE_ROWS;
     ptrdiff_t grain = team_grain(PIECE_WORK, tiles * p->in_features * p->piece_panels * PANEL);
-    return is_few(p->rows) ? larger(grain, FEW_PANELS / p->piece_panels) : grain;
+    if (is_few(p->rows)) return larger(grain, FEW_PANELS / p->piece_panels);
+    if (!p->codes || !is_in_registers(p, p->rows)) return grain;
+    return larger(grain, smaller(GROUP_PANELS, linear_panels(p) / team_size()) / p->piece_panels);
 }
 
 static void run(struct linear p, int gate) {

@@ -1,7 +1,20 @@
 /* Products with weights of few bits or of 16-bit floats, in panels of codes: decoded in registers for few rows, and once for more.
-   Sums are made as in linear.c, so they are those of the dequantized matrix, bit for bit. */
+   Sums are made as in linear.c, so they are those of the dequantized matrix, bit for bit.
+
+   A few rows pass by several panels in step, each a stream of its own that the processor's prefetchers follow: they keep more
+   memory on its way than for one. */
 #include "groups.h"
 #include "linear_tile.h"
+
+/* Features of a panel between those of the others, 4 KiB of 16-bit floats; divides SUM_K. Integers take longer to decode than to
+   arrive, and panel after panel less long than in step. */
+#define TURN_K 64
+/* How far ahead codes are asked for, in words: panels in step have the others in between. */
+#define AHEAD 768
+#define AHEAD_IN_STEP 384
+/* Added to a code's bits, this makes a float of them, 2^23 and the code. */
+#define FLOAT_BITS 0x4B000000
+#define FLOAT_BASE 0x1p23f
 
 /* How codes become weights: the zeros may be stored, half the codes' range where a table of codes minus zero makes the difference
    free, or replaced by an offset; or a code is a float of 16 bits. */
@@ -12,7 +25,7 @@ static enum coding coding_of(const struct linear *p) {
     return p->offsets ? OFFSET : p->bits == 4 && !p->zeros ? CENTRED : ZERO;
 }
 
-/* The scale and zero, or offset, of one group of one panel. */
+/* The scale and zero, or offset, of one group of one panel. Codes of 8 bits have FLOAT_BASE in their zeros where decode has it. */
 struct group {
     vf scale[PANEL_VECS];
     vf zero[PANEL_VECS];
@@ -33,15 +46,41 @@ INLINE struct group load_group(const struct linear *p, const int bits, const int
             group.zero[v] = to_float(load_zeros(p->zeros + place + v * LANES));
         else
             group.zero[v] = splat((float)(1 << (bits - 1)));
+#if defined(__AVX512BW__)
+        if (bits == 8 && coding == ZERO) group.zero[v] += splat(FLOAT_BASE);
+#endif
     }
     return group;
 }
+
+#if defined(__AVX512BW__)
+/* FLOAT_BASE and code number j of 8 bits of each word: one instruction where a shift, a mask and a conversion are three. */
+INLINE vf float_of_byte(vi word, int j) {
+    const __m512i base = _mm512_set1_epi32(FLOAT_BITS);
+    if (j == 0) return (vf)((word & splat_int(255)) | (vi)base);
+    const vi from = {0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12}; /* within 16 bytes */
+    return (vf)_mm512_mask_shuffle_epi8(base, 0x1111111111111111, (__m512i)word, (__m512i)(from + splat_int(j)));
+}
+
+/* Number j of the two float16 in each word: first all of one, then all of the other, as the conversion takes them. */
+INLINE vf float_of_half(vi word, int j) {
+    const __m512i even = _mm512_setr_epi32(0x20000, 0x60004, 0xA0008, 0xE000C, 0x120010, 0x160014, 0x1A0018, 0x1E001C, 0x30001, 0x70005,
+                                           0xB0009, 0xF000D, 0x130011, 0x170015, 0x1B0019, 0x1F001D);
+    const __m512i sorted = _mm512_permutexvar_epi16(even, (__m512i)word);
+    return (vf)_mm512_cvtph_ps(j ? _mm512_extracti64x4_epi64(sorted, 1) : _mm512_castsi512_si256(sorted));
+}
+#endif
 
 /* The weight that code number j of each lane's word stands for: (code - zero) * scale, the difference being exact, or
    code * scale + zero with an offset as `zero`; that product is exact for scales of up to 16 bits. */
 INLINE vf decode(vi word, const int bits, const int coding, int j, vf scale, vf zero) {
     vi code = word >> (bits * j);
     if (coding == BFLOAT) return (vf)(j ? word & splat_int(-65536) : word << 16);
+#if defined(__AVX512BW__)
+    if (coding == HALF) return float_of_half(word, j);
+    if (bits == 8 && coding == OFFSET) return (float_of_byte(word, j) - splat(FLOAT_BASE)) * scale + zero;
+    if (bits == 8) return (float_of_byte(word, j) - zero) * scale;
+#endif
     if (coding == HALF) {
         vf magnitude = (vf)((code & splat_int(0x7fff)) << 13) * splat(0x1p112f);
         vi special = ((code & splat_int(0x7c00)) == splat_int(0x7c00)) & splat_int(0x7f800000); /* infinity and NaN */
@@ -73,7 +112,7 @@ INLINE void low_bit_tile(const struct linear *p, const int bits, const int codin
             const int32_t *place = codes + k / per_word * PANEL;
             vi word[PANEL_VECS];
             UNROLL_VECS {
-                __builtin_prefetch(place + PREFETCH_K * PANEL / 4 + v * LANES);
+                __builtin_prefetch(place + (bits == 16 ? AHEAD_IN_STEP : AHEAD) + v * LANES);
                 word[v] = load_int(place + v * LANES);
             }
             int count = end - k < per_word ? (int)(end - k) : per_word;
@@ -127,13 +166,22 @@ INLINE void expand(const struct linear *p, const int bits, const int coding, ptr
 }
 
 INLINE void run_tile(const struct linear *p, const int rows, const int bits, const int coding, struct place at) {
-    ALIGNED float so_far[TILE_ROWS * PANEL];
+    ALIGNED float so_far[GROUP_PANELS][TILE_ROWS * PANEL];
+    accumulators sums[GROUP_PANELS];
+    const float *x = p->x + at.row * p->x_stride;
+    const ptrdiff_t turn = bits == 16 ? TURN_K : SUM_K;
     for (at.begin = at.first, at.end = at.last; at.first < at.end; at.first = at.last) {
-        at.last = at.first + SUM_K < at.end ? at.first + SUM_K : at.end;
-        accumulators sum;
-        UNROLL_ROWS UNROLL_VECS sum[r][v] = (vf){0};
-        low_bit_tile(p, bits, coding, rows, p->x + at.row * p->x_stride, at.panel, at.first, at.last, sum);
-        write_part(p, rows, sum, at, so_far);
+        struct place of = at;
+        at.last = of.last = at.first + SUM_K < at.end ? at.first + SUM_K : at.end;
+        for (int c = 0; c < at.panels; c++) UNROLL_ROWS UNROLL_VECS sums[c][r][v] = (vf){0};
+        for (ptrdiff_t k = at.first; k < at.last; k += turn)
+            for (int c = 0; c < at.panels; c++) {
+                accumulators sum;
+                UNROLL_ROWS UNROLL_VECS sum[r][v] = sums[c][r][v];
+                low_bit_tile(p, bits, coding, rows, x, at.panel + c, k, k + turn < at.last ? k + turn : at.last, sum);
+                UNROLL_ROWS UNROLL_VECS sums[c][r][v] = sum[r][v];
+            }
+        for (int c = 0; c < at.panels; c++, of.panel++) write_part(p, rows, sums[c], of, so_far[c]);
     }
 }
 
@@ -170,9 +218,14 @@ void low_bit_rows(const struct linear *p, int rows, struct place at) {
         small_float_rows(p, rows, at);
         return;
     }
-    switch (128 * rows + VARIANT(code_bits(p), coding_of(p))) {
-        ROW_CASES(CASES)
-        WIDE_CASES(WIDE_ONES)
+    const int variant = 128 * rows + VARIANT(code_bits(p), coding_of(p));
+    const ptrdiff_t end = at.panel + at.panels;
+    if (p->bits < BFLOAT16_BITS) at.panels = 1;
+    for (; at.panel < end; at.panel += at.panels) {
+        switch (variant) {
+            ROW_CASES(CASES)
+            WIDE_CASES(WIDE_ONES)
+        }
     }
 }
 #undef IS_CASE

@@ -10,6 +10,9 @@
 /* Low-bit weights are decoded in registers for up to so many rows: the products of more take longer than decoding into the L1 cache
    and reading from there. */
 #define FUSED_ROWS (TILE_ROWS >= 6 ? 4 : 3)
+/* Panels that are computed together: while some rows of x pass by many, and of low-bit weights that are decoded in registers in
+   step. */
+#define GROUP_PANELS 4
 /* How far ahead weights are asked for when each is used once, in features. */
 #define PREFETCH_K 48
 
@@ -88,9 +91,10 @@ INLINE void finish(const int rows, accumulators sum, const float *base, ptrdiff_
 
 /* One tile of y: some rows from `row`, the features of one panel, summed over features begin..end and added to what y holds, of
    which features first..last are at hand. `dense` points to the weights of feature `first`, or is NULL to decode; `ahead` and
-   `step` as in dense_tile. */
+   `step` as in dense_tile. Or such tiles of `panels` panels, GROUP_PANELS at most, where they are decoded in registers. */
 struct place {
     ptrdiff_t panel, row, first, last, begin, end;
+    int panels;
     const float *dense, *ahead;
     ptrdiff_t step;
 };

@@ -85,8 +85,10 @@ INLINE void run_tile(const struct linear *p, const int rows, const int bits, str
 ROW_CASES(TILES)
 
 void small_float_rows(const struct linear *p, int rows, struct place at) {
-    switch (rows) {
-        ROW_CASES(CASE)
+    for (const ptrdiff_t end = at.panel + at.panels; at.panel < end; at.panel++) {
+        switch (rows) {
+            ROW_CASES(CASE)
+        }
     }
 }
 #undef CASE

@@ -8,7 +8,8 @@ import pytest
 import torch
 from int8_cases import integer_weight
 from twofold.kernels.cpu import linear, linear_int8
-from twofold.kernels.cpu.library import unavailable
+from twofold.kernels.cpu.elementwise import silu_and_mul
+from twofold.kernels.cpu.library import functions, unavailable
 from twofold.kernels.cpu.panels import LowBitPanels
 from twofold.kernels.problems import LinearProblem
 from twofold.platforms import cpu_threads
@@ -136,6 +137,60 @@ def test_16_bit_floats_stay_so_and_equal_their_float32_matrix_bit_for_bit(dtype,
     for rows in ROWS:
         x = torch.randn(rows, shape[1], generator=generator)
         assert torch.equal(linear.run(x, prepared, bias), linear.run(x, wide, bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 4, 7, 13])
+def test_every_16_bit_weight(dtype, rows):
+    """Each number of the type in the first and in the second half of a word, subnormal ones among them."""
+    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    numbers = numbers[numbers.isfinite()].repeat_interleave(2).view(-1, 2)
+    prepared = linear.prepare_dense(DenseWeight(numbers), torch.float32)
+    for x in ([1.0, 0.0], [0.0, 1.0]):
+        result = linear.run(torch.tensor([x]).expand(rows, 2).contiguous(), prepared)
+        assert torch.equal(result, numbers[:, 0].float().expand(rows, -1))
+
+
+PANEL_KINDS = [torch.float32, torch.bfloat16, torch.float16, WeightOnly(2, 32), WeightOnly(4, 32)]
+PANEL_KINDS += [
+    WeightOnly(4, 32, symmetric=False),
+    WeightOnly(8, 32),
+    WeightOnly(8, 32, symmetric=False),
+    Offset(8, 32),
+]
+
+
+@pytest.mark.parametrize("kind", PANEL_KINDS, ids=str)
+@pytest.mark.parametrize("panels", [1, 2, 3, 4, 5, 7, 9, 17])
+def test_few_rows_give_what_many_give_however_many_panels_are_computed_together(kind, panels):
+    """Of a last panel that is not full, and features that end within a sum, with bias and gate, on 1 to 3 threads."""
+    generator = torch.Generator().manual_seed(panels)
+    width = int(functions.twofold_panel_width())
+    for columns, missing in ((32, 0), (96, 1), (672, 5), (1312, width - 1)):
+        shape = panels * width - missing, columns
+        if isinstance(kind, torch.dtype):
+            prepared = linear.prepare_dense(
+                DenseWeight(torch.randn(shape, generator=generator).to(kind)), torch.float32
+            )
+        else:
+            prepared = linear.prepare_low_bit(integer_weight(kind, shape), torch.float32)
+        x, bias = torch.randn(40, columns, generator=generator), torch.randn(shape[0], generator=generator)
+        is_gated = panels % 2 == 0 and not missing
+        whole = linear.run(x, prepared, bias)
+        gated = silu_and_mul(whole) if is_gated else None
+        for threads in (1, 2, 3):
+            cpu_threads.set_num_threads(threads)
+            for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13):
+                part = x[7 : 7 + rows]
+                assert torch.equal(linear.run(part, prepared, bias), whole[7 : 7 + rows]), (shape, rows, threads)
+                if gated is not None:
+                    assert torch.equal(
+                        linear._run(part, prepared, bias, linear.gate_number("silu")), gated[7 : 7 + rows]
+                    ), (
+                        shape,
+                        rows,
+                        threads,
+                    )
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan"])

@@ -66,3 +66,15 @@ class RecordedBatch(AttentionBatch):
     @property
     def max_seq_len(self) -> int:
         return self.longest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedPrompt(RecordedBatch):
+    """The same of a step of any size: of the queries only their number is known, that of this recording."""
+
+    query_lens_host: tuple[int, ...] = _UnknownLengths()
+    num_recorded: int
+
+    @property
+    def num_requests(self) -> int:
+        return self.num_recorded

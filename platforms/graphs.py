@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 Step = Callable[[], tuple[Tensor, ...]]
+SizedStep = Callable[[int, int], tuple[Tensor, ...]]
 
 
 class UnrecordableError(Exception):
@@ -22,6 +23,14 @@ class Graph(ABC):
     @abstractmethod
     def replay(self) -> None:
         """Compute the step again from what its input tensors hold now."""
+
+
+class SizedGraph(ABC):
+    """A step recorded for a range of sizes: of so many tokens, in so many requests."""
+
+    @abstractmethod
+    def replay(self, num_tokens: int, num_requests: int) -> tuple[Tensor, ...]:
+        """Compute a step of these sizes; what it gives, a row per token, holds until the next replay."""
 
 
 class GraphRecorder(ABC):
@@ -43,6 +52,18 @@ class GraphRecorder(ABC):
         It may be run meanwhile, so its inputs must be such that it changes nothing. All tensors that it reads and does
         not make live as long as the graph, in their place.
         """
+
+    def record_sized(self, step: SizedStep, smallest: tuple[int, int], largest: tuple[int, int]) -> SizedGraph | None:
+        """Record ``step(num_tokens, num_requests)`` for all sizes from ``smallest`` to ``largest``.
+
+        None where graphs have one size each. UnrecordableError as ``record``, or where sizes differ in more than
+        numbers that grow with them.
+        """
+        return None
+
+    def give_back_pages(self) -> None:
+        """What the last replay of a sized graph left in memory goes back to the system."""
+        return None
 
     @property
     @abstractmethod

@@ -29,6 +29,7 @@ from .block_pool import BlockPool
 from .decode_graphs import DecodeGraphs, GraphStats
 from .kv_cache import KVPlan, allocate_kv_caches, plan_kv_cache
 from .prefix_cache import PrefixCache
+from .prompt_graphs import PromptGraphs
 from .request import Sample
 from .runner import ModelRunner, StepResult
 from .scheduler import Scheduler
@@ -67,6 +68,8 @@ class EngineCore:
         self._set_up(config, parts.model, parts.platform, parts.kernels, parts.vocab_size, parts.vocabulary)
         self._pooling = parts.pooling
         warm_up(self)
+        if self._prompt_graphs is not None:
+            self._prompt_graphs.prepare(1)
         self._counters, self._next_order = EngineStats(num_blocks=self._plan.num_blocks), 0
         self.graphs.num_replays = 0
 
@@ -125,8 +128,8 @@ class EngineCore:
             kernels=kernels,
             vocab_size=self._vocab_size,
         )
-        self._graphs, self._no_graphs = self._make_graphs(platform)
-        self._runner.use_graphs(self._graphs)
+        self._graphs, self._prompt_graphs, self._no_graphs = self._make_graphs(platform)
+        self._runner.use_graphs(self._graphs, self._prompt_graphs)
         self._grammars = GrammarCompiler(vocabulary, self._vocab_size, model.config.eos_token_ids)
         self._compiling: dict[str, Future[list[Constraint]]] = {}
         self._requests: dict[str, list[Sample]] = {}
@@ -135,16 +138,18 @@ class EngineCore:
         self._next_order = 0
         self._pooling = Pooling()
 
-    def _make_graphs(self, platform: Platform) -> tuple[DecodeGraphs | None, str]:
-        """The graphs of decode steps; without them the reason, in words."""
+    def _make_graphs(self, platform: Platform) -> tuple[DecodeGraphs | None, PromptGraphs | None, str]:
+        """The graphs of decode steps and of those with prompts; without them the reason, in words."""
         recorder = "the option enforce_eager" if self._config.enforce_eager else platform.graphs()
         if isinstance(recorder, str):
             logger.info("decode steps run without graphs: %s", recorder)
-            return None, recorder
+            return None, None, recorder
         num_columns = -(-self._plan.max_model_len // self._plan.block_size)
-        rows = self._config.max_num_seqs
-        argmax = self._runner.argmax
-        return DecodeGraphs(self._model, self._caches, recorder, argmax, self._device, rows, num_columns), ""
+        rows, tokens = self._config.max_num_seqs, self._config.max_num_batched_tokens
+        argmax, model = self._runner.argmax, self._model
+        decode = DecodeGraphs(model, self._caches, recorder, argmax, self._device, rows, num_columns)
+        prompts = PromptGraphs(model, self._caches, recorder, self._device, tokens, rows, num_columns)
+        return decode, prompts, ""
 
     @property
     def graphs(self) -> GraphStats:
@@ -212,7 +217,7 @@ class EngineCore:
             self._counters.num_steps += 1
             self._collect(result, outputs)
             if self._heap is not None and self._heap.stepped(sum(plan.num_tokens.values())):
-                self._kernels.give_back_pages()
+                self._give_back_pages()
         elif self._compiling and not outputs:
             wait(self._compiling.values(), timeout=_COMPILE_POLL, return_when=FIRST_COMPLETED)
         return outputs
@@ -264,6 +269,11 @@ class EngineCore:
         self._grammars.close()
         self._pending.clear()
         self._caches.clear()
+
+    def _give_back_pages(self) -> None:
+        self._kernels.give_back_pages()
+        if self._prompt_graphs is not None:
+            self._prompt_graphs.give_back_pages()
 
     def _attach_constraints(self) -> None:
         """Let those requests start whose grammars are ready, and end those whose cannot be built."""

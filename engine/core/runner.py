@@ -18,6 +18,7 @@ from ..messages import TokenLogprobs
 from .batch import Batch, StepInputs
 from .decode_graphs import DecodeGraphs
 from .logprobs import token_logprobs
+from .prompt_graphs import PromptGraphs
 from .request import Sample
 from .sampler import Kernels, Sampler
 from .step_plan import StepPlan
@@ -66,12 +67,13 @@ class ModelRunner:
         self._sampler = Sampler(batch, vocab_size, kernels)
         self._masks = MaskMaker(vocab_size)
         self._graphs: DecodeGraphs | None = None
+        self._prompt_graphs: PromptGraphs | None = None
         self._step_memory = kernels.step_memory
         self.argmax = self._sampler.argmax
 
-    def use_graphs(self, graphs: DecodeGraphs | None) -> None:
-        """Replay decode steps from now on."""
-        self._graphs = graphs
+    def use_graphs(self, graphs: DecodeGraphs | None, prompt_graphs: PromptGraphs | None) -> None:
+        """Replay decode steps and steps with prompts from now on."""
+        self._graphs, self._prompt_graphs = graphs, prompt_graphs
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute a step; drawn tokens are appended to their batch rows."""
@@ -107,7 +109,7 @@ class ModelRunner:
         inputs = self._batch.inputs(plan, self._device)
         # Masks take their time beside the model, not after it.
         masks = self._masks.start([plan.samples[place].constraint for place in inputs.drawing.tolist()])
-        hidden = self._model.forward(inputs.input_ids, inputs.positions, self._caches, inputs.attention, inputs.outputs)
+        hidden = self._forward(inputs)
         for place, sample in enumerate(plan.samples):
             if sample.wants_prompt_logprobs:
                 self._read_prompt_logprobs(sample, hidden, inputs, place)
@@ -115,6 +117,12 @@ class ModelRunner:
         result = self._draw(plan, hidden, inputs, masks)
         result.pooled = pooled
         return result
+
+    def _forward(self, inputs: StepInputs) -> Tensor:
+        graphs = self._prompt_graphs
+        if graphs is not None and graphs.can_run(inputs):
+            return graphs.run(inputs)
+        return self._model.forward(inputs.input_ids, inputs.positions, self._caches, inputs.attention, inputs.outputs)
 
     def _draw(self, plan: StepPlan, hidden: Tensor, inputs: StepInputs, masks: Future[TokenMasks] | None) -> StepResult:
         drawing = inputs.drawing

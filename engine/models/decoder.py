@@ -57,21 +57,27 @@ class DecoderLayer:
         rotation: Rotation,
         kv_cache: KVCache,
         batch: AttentionBatch,
-        outputs: OutputRows | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The layer's first half: (x, residual), both [T,K], whose sum goes on.
+        """The layer's first half: (x, residual), both [T,K], whose sum goes on."""
+        return self._mixed(self._attention(normed, rotation, kv_cache, batch)), residual
 
-        With ``outputs``, in the last layer, both have those rows alone, [R,K].
-        """
-        if outputs is None:
-            mixed = self._attention(normed, rotation, kv_cache, batch)
-        else:
-            queries = self._attention.queries(normed, rotation, kv_cache, batch)
-            residual = residual[outputs.index]
-            if not len(residual):
-                return residual, residual
-            mixed = self._attention.attend(queries[outputs.index], kv_cache, outputs.batch)
-        return mixed if self._after_attention is None else self._after_attention(mixed), residual
+    def queries(
+        self, normed: Tensor | QuantizedInput, rotation: Rotation, kv_cache: KVCache, batch: AttentionBatch
+    ) -> Tensor:
+        """In place of ``attend`` its beginning, up to the queries [T,H,D]; keys and values are in the cache."""
+        return self._attention.queries(normed, rotation, kv_cache, batch)
+
+    def attend_outputs(
+        self, queries: Tensor, residual: Tensor, kv_cache: KVCache, outputs: OutputRows
+    ) -> tuple[Tensor, Tensor]:
+        """The rest of ``attend`` for the rows ``outputs`` alone, [R,K]."""
+        residual = residual[outputs.index]
+        if not len(residual):
+            return residual, residual
+        return self._mixed(self._attention.attend(queries[outputs.index], kv_cache, outputs.batch)), residual
+
+    def _mixed(self, mixed: Tensor) -> Tensor:
+        return mixed if self._after_attention is None else self._after_attention(mixed)
 
     def mlp_input(self, x: Tensor, residual: Tensor) -> tuple[Tensor | QuantizedInput, Tensor]:
         """The same as ``attention_input``, for the second half."""
@@ -130,20 +136,48 @@ class Decoder:
         batch: AttentionBatch,
         outputs: OutputRows | None = None,
     ) -> Tensor:
+        if outputs is not None:
+            return self.finish(*self.begin(input_ids, positions, kv_caches, batch), kv_caches, outputs)
+        return self._final_norm(*self._through(len(self._layers), input_ids, positions, kv_caches, batch)[:2])
+
+    @torch.inference_mode()
+    def begin(
+        self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor]:
+        last = len(self._layers) - 1
+        x, residual, rotations = self._through(last, input_ids, positions, kv_caches, batch)
+        layer, rotation = self._layers[last], rotations[self._rope_of[last]]
+        normed, residual = layer.attention_input(x, residual)
+        del x
+        return layer.queries(normed, rotation, kv_caches[last], batch), residual
+
+    @torch.inference_mode()
+    def finish(self, queries: Tensor, residual: Tensor, kv_caches: list[KVCache], outputs: OutputRows) -> Tensor:
+        layer = self._layers[-1]
+        x, residual = layer.attend_outputs(queries, residual, kv_caches[-1], outputs)
+        if not len(x):
+            return x
+        normed, residual = layer.mlp_input(x, residual)
+        return self._final_norm(layer.feed_forward(normed), residual)
+
+    def _through(
+        self, count: int, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor | None, list[Rotation]]:
+        """What the first ``count`` layers hand on, x and residual, and the rotations of this step."""
         x, residual = self._embedding(input_ids), None
         rotations = [rope.rotation(positions, batch) for rope in self._ropes]
-        last = len(self._layers) - 1
-        for index, (layer, kv_cache) in enumerate(zip(self._layers, kv_caches, strict=True)):
-            rotation = rotations[self._rope_of[index]]
+        for layer, rope, kv_cache in zip(self._layers[:count], self._rope_of, kv_caches, strict=False):
             normed, residual = layer.attention_input(x, residual)
             del x  # in the sum now: its memory is free for what the layer computes
-            x, residual = layer.attend(normed, residual, rotation, kv_cache, batch, outputs if index == last else None)
-            if len(x):
-                normed, residual = layer.mlp_input(x, residual)
-                del x
-                x = layer.feed_forward(normed)
+            x, residual = layer.attend(normed, residual, rotations[rope], kv_cache, batch)
+            normed, residual = layer.mlp_input(x, residual)
+            del x
+            x = layer.feed_forward(normed)
+        return x, residual, rotations
+
+    def _final_norm(self, x: Tensor, residual: Tensor | None) -> Tensor:
         assert residual is not None, "a decoder has at least one layer"
-        return self._norm.add(x, residual)[0] if len(x) else x
+        return self._norm.add(x, residual)[0]
 
     def reserve(self, seq_len: int) -> int:
         return min(rope.reserve(seq_len) for rope in self._ropes)

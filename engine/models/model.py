@@ -45,6 +45,16 @@ class Model(Protocol):
         """
         ...
 
+    def begin(
+        self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor]:
+        """What ``forward`` does to every token, up to the last layer's queries [T,H,D] and its residual [T,K]."""
+        ...
+
+    def finish(self, queries: Tensor, residual: Tensor, kv_caches: list[KVCache], outputs: OutputRows) -> Tensor:
+        """The rest of ``forward``: hidden states of the rows ``outputs`` of what ``begin`` gave, [R,K]."""
+        ...
+
     def reserve(self, seq_len: int) -> int:
         """Prepare for sequences of that length; returns up to which length all steps of one shape do the same work.
 

@@ -59,7 +59,7 @@ class Arena:
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes == 0:
             return torch.empty(shape, dtype=dtype)
-        index, start, end = self._take(-(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
+        index, start, end = self._place(-(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
         known = _NUMPY_TYPES.get(dtype)
         if known is None:
             place = _Place((num_bytes,), np.uint8, self._chunks[index], start)
@@ -78,6 +78,10 @@ class Arena:
                 first, last = -(-(base + start) // _PAGE) * _PAGE, (base + end) // _PAGE * _PAGE
                 if first < last:
                     ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _DONTNEED)
+
+    def _place(self, num_bytes: int) -> tuple[int, int, int]:
+        """The next tensor's: chunk, start, end."""
+        return self._take(num_bytes)
 
     def _take(self, num_bytes: int) -> tuple[int, int, int]:
         self._collect()

@@ -43,13 +43,13 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @contextmanager
-def step() -> Iterator[None]:
-    """Open while this thread computes a step, operation by operation."""
-    _own.is_open = True
+def step(is_open: bool = True) -> Iterator[None]:
+    """Open while this thread computes a step, operation by operation; not while it records one in the midst of that."""
+    before, _own.is_open = _own.is_open, is_open
     try:
         yield
     finally:
-        _own.is_open = False
+        _own.is_open = before
 
 
 def give_back_pages() -> None:

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...platforms.graphs import Graph, GraphRecorder, Step, UnrecordableError
+from ...platforms.graphs import Graph, GraphRecorder, SizedStep, Step, UnrecordableError
+from . import step_memory
 from .arena import Arena
 from .library import functions
 from .lowering import lowered_operations
 from .signatures import RECORDED, SIGNATURES
+from .sized_tape import Recording, SizedArena, SizedTape
 
 # A batch is padded by at most an eighth.
 _PADDING_BITS = 4
@@ -74,6 +76,7 @@ class TapeRecorder(GraphRecorder):
         self._arena = Arena()
         self._lowered = lowered_operations(self._arena)
         self._program_bytes = 0
+        self._sized_arena = SizedArena()
 
     @property
     def num_bytes(self) -> int:
@@ -84,22 +87,51 @@ class TapeRecorder(GraphRecorder):
         return -(-num_rows // step) * step
 
     def record(self, step: Step) -> Tape:
-        notes = _Notes()
         self._arena.restart()
-        with functions.diverted(notes.taker), _OnlyKernels(self._lowered):
-            outputs = step()
+        notes, outputs = _note(step, self._lowered)
         tape = Tape(notes.names, bytes(notes.program), notes.keeps, outputs)
         self._program_bytes += tape.num_bytes
         return tape
 
+    def record_sized(self, step: SizedStep, smallest: tuple[int, int], largest: tuple[int, int]) -> SizedTape:
+        arena = self._sized_arena
+        lowered = lowered_operations(arena)
+
+        def recording(*sizes: int) -> Recording:
+            notes, outputs = _note(lambda: step(*sizes), lowered)
+            return Recording(sizes, notes.names, bytes(notes.program), notes.arrays, outputs)
+
+        arena.measure(smallest[0])
+        recording(*smallest)
+        arena.lay_out(largest[0])
+        recordings = []
+        for sizes in (largest, (largest[0] - 1, largest[1]), (largest[0], largest[1] - 1), smallest):
+            arena.repeat(sizes[0])
+            recordings.append(recording(*sizes))
+        return SizedTape(arena.area, *recordings)
+
+    def give_back_pages(self) -> None:
+        self._sized_arena.restart()
+        self._sized_arena.give_back_pages()
+
+
+def _note(step: Step, lowered: dict[Any, Callable[..., Tensor]]) -> tuple[_Notes, tuple[Tensor, ...]]:
+    notes = _Notes()
+    with step_memory.step(is_open=False), functions.diverted(notes.taker), _OnlyKernels(lowered):
+        return notes, step()
+
 
 class _Notes:
-    """What is called while a step is recorded, by the thread that records; others' calls go through."""
+    """What is called while a step is recorded, by the thread that records; others' calls go through.
+
+    ``arrays`` are those of ``keeps`` with the word of ``program`` that holds each one's address.
+    """
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self.program = bytearray()
         self.keeps: list[Any] = []
+        self.arrays: list[tuple[int, ctypes.Array[Any]]] = []
         self._thread = threading.get_ident()
 
     def taker(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,6 +155,7 @@ class _Notes:
             return 0
         if isinstance(value, ctypes.Array):
             self.keeps.append(value)
+            self.arrays.append((len(self.program) // _WORD.size, value))
             return ctypes.addressof(value)
         return value
 

@@ -17,6 +17,7 @@ from twofold.engine.sampling_params import SamplingParams
 from twofold.kernels.cpu import step_memory
 from twofold.kernels.cpu.arena import Arena
 from twofold.kernels.cpu.library import unavailable
+from twofold.kernels.cpu.tape import TapeRecorder
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no compiled kernels: {unavailable()}")
 
@@ -86,7 +87,8 @@ def test_a_prompt_takes_what_must_be_there_at_once(
     """The widest moment of a layer: what became of gates and ups, and hidden states before, beside and after."""
     tokens, hidden, inner = 1024, 128, 384
     model = tiny_model("llama", hidden_size=hidden, intermediate_size=inner, max_position_embeddings=2048)
-    config = EngineConfig(model=str(model), device="cpu", dtype="float32", num_threads=1)
+    options = {"model": str(model), "device": "cpu", "dtype": "float32", "num_threads": 1}
+    config = EngineConfig(**options, enforce_eager=True)
     parts = load_parts(config)
     core = EngineCore.from_parts(config, parts.model, parts.platform, parts.kernels, vocab_size=parts.vocab_size)
     highest, take = [0], Arena._take
@@ -101,3 +103,8 @@ def test_a_prompt_takes_what_must_be_there_at_once(
     run(core, EngineRequest(request_id="p", prompt_token_ids=prompt, params=SamplingParams(max_tokens=1)))
     least = 4 * tokens * (inner + 3 * hidden)
     assert least <= highest[0] <= least + 4 * tokens * hidden, "more than one hidden state that nobody needs"
+    monkeypatch.undo()
+    recorder = TapeRecorder()
+    monkeypatch.setattr(parts.platform, "graphs", lambda: recorder)
+    EngineCore.from_parts(EngineConfig(**options), parts.model, parts.platform, parts.kernels)._prompt_graphs.prepare(1)
+    assert least <= recorder._sized_arena.num_bytes <= least + 4 * tokens * hidden, "and none where it is recorded"

@@ -17,7 +17,7 @@ from ...kernels.attention_batch import AttentionBatch
 from ...kernels.problems import PlainProblem, dtype_name
 from ...log import get_logger
 from ...platforms import Platform, cpu_threads
-from ...platforms.heap import StepHeap
+from ...platforms.heap import StepHeap, trim_heap
 from ..config import EngineConfig
 from ..grammar.compiler import GrammarCompiler
 from ..grammar.vocabulary import Vocabulary
@@ -70,6 +70,7 @@ class EngineCore:
         warm_up(self)
         if self._prompt_graphs is not None:
             self._prompt_graphs.prepare(1)
+            trim_heap()
         self._counters, self._next_order = EngineStats(num_blocks=self._plan.num_blocks), 0
         self.graphs.num_replays = 0
 

@@ -46,7 +46,7 @@ static struct bf16_product product_of(ptrdiff_t rows, const void *const *tensors
 #endif
 
 /* y [rows][OUT_FEATURES], contiguous. tensors: steps as of twofold_pack_bf16_steps, and the rest as in linear_int8.c. workspace:
-   bf16_row_bytes for each row, in multiples of AMX_ROWS. For processors where twofold_bf16_tiles() says yes. */
+   bf16_row_bytes for each row, of few rows in multiples of AMX_ROWS. For processors where twofold_bf16_tiles() says yes. */
 void twofold_linear_bf16(const float *x, ptrdiff_t x_stride, ptrdiff_t rows, const void *const *tensors, const ptrdiff_t *sizes,
                          void *workspace, const float *bias, float *y) {
 #if HAVE_AMX_BF16

@@ -116,7 +116,8 @@ def run(x: Tensor, weight: Bf16Panels, bias: Tensor | None = None) -> Tensor:
         return _run_rounded(x, weight, bias)
     x, rows = checked_rows(x, bias, weight.panels.in_features)
     y = step_memory.empty((rows, weight.panels.out_features))
-    buffer = workspace(rows, weight.row_bytes)
+    few = rows <= FEW_ROWS
+    buffer = workspace(rows, weight.row_bytes) if few else empty_rows(rows, weight.panels.in_features)
     functions.twofold_linear_bf16(
         x.data_ptr(),
         x.stride(0),

@@ -27,7 +27,7 @@ from .library import functions
 
 _WORD = 8
 _ALIGNMENT = 64
-# Of address space, while the smallest step is recorded, which writes nothing.
+# Of address space: only what a step writes to becomes memory.
 _CHUNK = 64 << 20
 
 
@@ -121,9 +121,15 @@ class SizedArena(Arena):
     def __init__(self) -> None:
         super().__init__(_CHUNK)
         self._tokens = 1
+        self._num_bytes = 0
         self._lives: list[_Life] = []
         self._live: dict[tuple[int, int], _Life] = {}
         self._repeated: Iterator[_Life] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the largest step."""
+        return self._num_bytes
 
     @property
     def area(self) -> Tensor:
@@ -145,8 +151,9 @@ class SizedArena(Arena):
                         break
                     life.offset = max(life.offset, other.offset + other.width)
             bisect.insort(placed, life, key=lambda life: life.offset)
-        width = max((life.offset + life.width for life in placed), default=1)
-        self._chunks = [weight_memory.empty((width * num_tokens,), torch.uint8).numpy()]
+        self._num_bytes = max((life.offset + life.width for life in placed), default=1) * num_tokens
+        # An area of its own, so that no page is shared.
+        self._chunks = [weight_memory.empty((max(self._num_bytes, _CHUNK),), torch.uint8).numpy()]
         self.restart()
 
     def repeat(self, num_tokens: int) -> None:

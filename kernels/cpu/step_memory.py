@@ -18,7 +18,7 @@ from torch import Tensor
 from .arena import Arena
 
 # Bytes from which on a result lies here; less is no matter, and the C library's heap is quicker.
-_LARGE = 128 << 10
+_LARGE = 256 << 10
 # Of address space: only what a step writes to becomes memory.
 _CHUNK = 256 << 20
 

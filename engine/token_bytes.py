@@ -12,6 +12,8 @@ from tokenizers import Tokenizer as Pipeline
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPACE_MARK = "▁"
+# Of what the pipeline takes for an id.
+_LARGEST_ID = 1 << 32
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -23,7 +25,10 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class TokenBytes:
-    """Bytes per token id, made on first use. The decoder of the pipeline says which alphabet the vocabulary uses."""
+    """Bytes per token id, each made on first use: all of a large vocabulary would hold up the first answer.
+
+    The decoder of the pipeline says which alphabet the vocabulary uses.
+    """
 
     def __init__(self, pipeline: Pipeline, added: Mapping[int, AddedToken]) -> None:
         steps = _decoder_steps(pipeline)
@@ -32,21 +37,20 @@ class TokenBytes:
         self._alphabet = byte_alphabet()
         self._pipeline = pipeline
         self._added = {index: token.content for index, token in added.items()}
-        self._table: dict[int, bytes] | None = None
+        self._known: dict[int, bytes] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
-        return self._all().get(token_id, b"")
+        known = self._known.get(token_id)
+        if known is None:
+            token = self._pipeline.id_to_token(token_id) if 0 <= token_id < _LARGEST_ID else None
+            known = self._known[token_id] = b"" if token is None else self._convert(token_id, token)
+        return known
 
     @cached_property
     def longest(self) -> int:
         """Bytes of the longest token, at least 1."""
-        return max((len(value) for value in self._all().values()), default=1) or 1
-
-    def _all(self) -> dict[int, bytes]:
-        if self._table is None:
-            vocabulary = self._pipeline.get_vocab(with_added_tokens=True)
-            self._table = {index: self._convert(index, token) for token, index in vocabulary.items()}
-        return self._table
+        vocabulary = self._pipeline.get_vocab(with_added_tokens=True)
+        return max((len(self[index]) for index in vocabulary.values()), default=1) or 1
 
     def _convert(self, index: int, token: str) -> bytes:
         if index in self._added:

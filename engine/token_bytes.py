@@ -49,8 +49,14 @@ class TokenBytes:
     @cached_property
     def longest(self) -> int:
         """Bytes of the longest token, at least 1."""
+        longest = 1
         vocabulary = self._pipeline.get_vocab(with_added_tokens=True)
-        return max((len(self[index]) for index in vocabulary.values()), default=1) or 1
+        # A token never stands for more bytes than its name has.
+        for size, index in sorted(((len(name.encode()), index) for name, index in vocabulary.items()), reverse=True):
+            if size <= longest:
+                break
+            longest = max(longest, len(self[index]))
+        return longest
 
     def _convert(self, index: int, token: str) -> bytes:
         if index in self._added:

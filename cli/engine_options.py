@@ -63,7 +63,7 @@ _SWITCHES = {
     "enable_prefix_caching": "reuse computed prompt blocks between requests",
     "allow_pickle": "read pytorch_model.bin and the like, tensors only, where there is no safetensors file",
     "strict_kernels": "fail where an operation would fall back to a slower kind of kernel",
-    "enforce_eager": "compute decode steps operation by operation instead of replaying recorded ones",
+    "enforce_eager": "compute every step operation by operation instead of replaying recorded ones",
 }
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import struct
 
 import pytest
+import torch
 from fake_core import FakeModel, _states, check_idle, make_core, make_request, run
+from twofold.engine.core.pooler import Pooler
 from twofold.engine.messages import EngineRequest
 from twofold.errors import RequestError
 
@@ -73,3 +75,18 @@ def test_refused() -> None:
     with pytest.raises(RequestError, match="n is 2"):
         core.add_request(request)
     assert not core.has_work()
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
+def test_cuts_change_no_bit(pooling: str) -> None:
+    hidden = torch.randn(600, 40, generator=torch.Generator().manual_seed(1))
+    vectors = set()
+    for size in (600, 64, 63, 1):
+        pooler = Pooler(pooling, len(hidden))
+        for first in range(0, len(hidden), size):
+            start, count = pooler.rows(first, len(hidden[first : first + size]))
+            if count:
+                pooler.add(hidden[first + start : first + start + count], first)
+        vectors.add(pooler.result())
+    expected = {"last": hidden[-1], "mean": hidden.mean(dim=0, dtype=torch.float64), "cls": hidden[0]}[pooling]
+    assert vectors == {expected.float().numpy().tobytes()}

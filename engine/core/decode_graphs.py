@@ -21,6 +21,7 @@ from ...log import get_logger
 from ...platforms.graphs import Graph, GraphRecorder, UnrecordableError
 from .batch import Batch
 from .decode_inputs import DecodeInputs
+from .graph_reach import longer_reach
 
 if TYPE_CHECKING:
     from ..models.model import Model
@@ -97,8 +98,8 @@ class DecodeGraphs:
 
     def _extend(self, seq_len: int) -> bool:
         """Make sequences of that length fit the graphs; those recorded for shorter ones go."""
-        reach = min(self._model.reserve(min(max(seq_len, 2 * self._reach), self._max_len)), self._max_len)
-        if reach < seq_len:
+        reach = longer_reach(self._model, seq_len, self._reach, self._max_len)
+        if reach is None:
             return False
         self._graphs.clear()
         self._reach = reach

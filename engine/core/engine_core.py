@@ -68,8 +68,7 @@ class EngineCore:
         self._set_up(config, parts.model, parts.platform, parts.kernels, parts.vocab_size, parts.vocabulary)
         self._pooling = parts.pooling
         warm_up(self)
-        if self._prompt_graphs is not None:
-            self._prompt_graphs.prepare(1)
+        if self._prompt_graphs is not None and self._prompt_graphs.prepare(1):
             trim_heap()
         self._counters, self._next_order = EngineStats(num_blocks=self._plan.num_blocks), 0
         self.graphs.num_replays = 0
@@ -149,7 +148,7 @@ class EngineCore:
         rows, tokens = self._config.max_num_seqs, self._config.max_num_batched_tokens
         argmax, model = self._runner.argmax, self._model
         decode = DecodeGraphs(model, self._caches, recorder, argmax, self._device, rows, num_columns)
-        prompts = PromptGraphs(model, self._caches, recorder, self._device, tokens, rows, num_columns)
+        prompts = PromptGraphs(model, self._caches, recorder, tokens, rows, num_columns)
         return decode, prompts, ""
 
     @property

@@ -16,6 +16,7 @@ from ...kernels.kv_layout import KVCache
 from ...log import get_logger
 from ...platforms.graphs import GraphRecorder, SizedGraph, UnrecordableError
 from .batch import StepInputs
+from .graph_reach import longer_reach
 
 if TYPE_CHECKING:
     from ..models.model import Model
@@ -37,7 +38,6 @@ class PromptGraphs:
         model: Model,
         caches: list[KVCache],
         recorder: GraphRecorder,
-        device: torch.device,
         num_tokens: int,
         num_rows: int,
         num_columns: int,
@@ -51,9 +51,7 @@ class PromptGraphs:
         self._graph: SizedGraph | None = None
         self._reach = 0
         self.num_replays = 0
-        self.refused = None if device.type == "cpu" else "no graphs of all sizes on this device"
-        if num_tokens <= _LEAST_TOKENS:
-            self.refused = "steps are small"
+        self.refused = "steps are small" if num_tokens <= _LEAST_TOKENS else None
 
     def can_run(self, inputs: StepInputs) -> bool:
         """Whether a step is recorded; the first one records them all."""
@@ -64,8 +62,8 @@ class PromptGraphs:
     def prepare(self, seq_len: int) -> bool:
         """Have steps of sequences of up to ``seq_len`` tokens recorded, where that can be."""
         if self.refused is None and seq_len > self._reach:
-            reach = min(self._model.reserve(min(max(seq_len, 2 * self._reach), self._max_len)), self._max_len)
-            if reach < seq_len:
+            reach = longer_reach(self._model, seq_len, self._reach, self._max_len)
+            if reach is None:
                 return False
             self._reach = reach
             self._record()

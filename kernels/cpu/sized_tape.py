@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...platforms.graphs import SizedGraph, UnrecordableError
-from . import weight_memory
+from . import tape_program, weight_memory
 from .arena import Arena
-from .library import functions
 
 _WORD = 8
 _ALIGNMENT = 64
@@ -88,7 +87,8 @@ class SizedTape(SizedGraph):
         )
 
     def replay(self, num_tokens: int, num_requests: int) -> tuple[Tensor, ...]:
-        self._run(num_tokens, num_requests, None)
+        self._set_sizes(num_tokens, num_requests)
+        tape_program.run(self._words.ctypes.data, self.names)
         return tuple(
             self._output(like, int(address) - self._area.data_ptr(), num_tokens)
             for like, address in zip(self._outputs, self._words[-len(self._outputs) :], strict=True)
@@ -100,14 +100,11 @@ class SizedTape(SizedGraph):
 
     def timed_replay(self, num_tokens: int, num_requests: int) -> list[int]:
         """Replay, and the nanoseconds of each call."""
-        times = (ctypes.c_int64 * len(self.names))()
-        self._run(num_tokens, num_requests, times)
-        return list(times)
+        self._set_sizes(num_tokens, num_requests)
+        return tape_program.timed(self._words.ctypes.data, self.names)
 
-    def _run(self, num_tokens: int, num_requests: int, times: ctypes.Array[ctypes.c_int64] | None) -> None:
+    def _set_sizes(self, num_tokens: int, num_requests: int) -> None:
         self._words[self._changing] = self._per_token * num_tokens + self._per_request * num_requests + self._rest
-        if failed := functions.twofold_tape_run(self._words.ctypes.data, len(self.names), times):
-            raise MemoryError(f"{self.names[failed - 1]} found no memory")
 
 
 class SizedArena(Arena):

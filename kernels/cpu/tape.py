@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...platforms.graphs import Graph, GraphRecorder, SizedStep, Step, UnrecordableError
-from . import step_memory
+from . import step_memory, tape_program
 from .arena import Arena
 from .library import functions
 from .lowering import lowered_operations
@@ -54,17 +54,11 @@ class Tape(Graph):
         return len(self._program)
 
     def replay(self) -> None:
-        self._run(None)
+        tape_program.run(self._address, self.names)
 
     def timed_replay(self) -> list[int]:
         """Replay, and the nanoseconds of each call."""
-        times = (ctypes.c_int64 * len(self.names))()
-        self._run(times)
-        return list(times)
-
-    def _run(self, times: ctypes.Array[ctypes.c_int64] | None) -> None:
-        if failed := functions.twofold_tape_run(self._address, len(self.names), times):
-            raise MemoryError(f"{self.names[failed - 1]} found no memory")
+        return tape_program.timed(self._address, self.names)
 
 
 class TapeRecorder(GraphRecorder):

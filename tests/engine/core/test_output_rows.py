@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from arithmetic import OTHER_ARITHMETIC
 from fake_core import run
 from tiny_models import FAMILIES
 from twofold.engine.config import EngineConfig
@@ -16,7 +17,6 @@ from twofold.engine.core.loading import load_parts
 from twofold.engine.layers.output_rows import OutputRows
 from twofold.engine.messages import EngineRequest, TokenOutput
 from twofold.engine.sampling_params import SamplingParams
-from twofold.kernels.cpu import linear_bf16
 from twofold.kernels.cpu.library import unavailable
 from twofold.kernels.kv_layout import KVCache
 
@@ -98,17 +98,7 @@ def test_the_bits_of_each_family(tiny_model: TinyModel, family: str) -> None:
 
 
 @NO_KERNELS
-@pytest.mark.parametrize("options", [
-    {"kv_cache_dtype": "int8"},
-    {"kv_cache_dtype": "fp8"},
-    {"kv_cache_dtype": "bfloat16"},
-    {"quantization": "int4"},
-    {"quantization": "int8", "cpu_activations": "int8"},
-    pytest.param(
-        {"cpu_activations": "bf16"},
-        marks=pytest.mark.skipif(linear_bf16.missing() is not None, reason=str(linear_bf16.missing())),
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize("options", OTHER_ARITHMETIC)
 def test_the_bits_of_other_arithmetic(tiny_model: TinyModel, options: dict[str, str]) -> None:
     core = core_of(tiny_model("llama"), dtype="float32", max_num_batched_tokens=24, **options)
     seen = compare_with_whole(core)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from arithmetic import OTHER_ARITHMETIC
 from fake_core import check_idle, run
 from tiny_models import FAMILIES
 from twofold.engine.config import EngineConfig
@@ -17,7 +18,6 @@ from twofold.engine.core.prompt_graphs import PromptGraphs
 from twofold.engine.layers import rope
 from twofold.engine.messages import EngineRequest, TokenOutput
 from twofold.engine.sampling_params import SamplingParams
-from twofold.kernels.cpu import linear_bf16
 from twofold.kernels.cpu.library import unavailable
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no compiled kernels: {unavailable()}")
@@ -78,17 +78,7 @@ def test_each_family(tiny_model: TinyModel, family: str) -> None:
     assert graphs_of(core).refused is None and graphs_of(core).num_replays >= 3
 
 
-@pytest.mark.parametrize("options", [
-    {"kv_cache_dtype": "int8"},
-    {"kv_cache_dtype": "fp8"},
-    {"kv_cache_dtype": "bfloat16"},
-    {"quantization": "int4"},
-    {"quantization": "int8", "cpu_activations": "int8"},
-    pytest.param(
-        {"cpu_activations": "bf16"},
-        marks=pytest.mark.skipif(linear_bf16.missing() is not None, reason=str(linear_bf16.missing())),
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize("options", OTHER_ARITHMETIC)
 def test_other_arithmetic(tiny_model: TinyModel, options: dict[str, str]) -> None:
     model = tiny_model("llama")
     core, _ = compare(parts_of(model, **options), model, **options)

@@ -55,7 +55,7 @@ class Pooler:
 
 def _added(rows: Tensor, before: Tensor | None) -> Tensor:
     """The sum of ``rows`` [R,K] behind ``before`` [K] in float64, row by row: cuts in a prompt change no bit."""
-    total = np.zeros(rows.shape[1]) if before is None else before.cpu().numpy()
+    total = np.zeros(rows.shape[1]) if before is None else before.numpy()
     for row in rows.to("cpu", torch.float32).numpy():
         total += row
-    return torch.from_numpy(total).to(rows.device)
+    return torch.from_numpy(total)
